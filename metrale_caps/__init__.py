@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The contract between an LLM inference engine and its layers.
+
+Everything named here imports neither torch nor triton: a layer package can declare and check its capabilities
+without them. The engine lives in `metrale_caps.engine`.
+"""
+
+from metrale_caps.capabilities import QUERIES as QUERIES
+from metrale_caps.capabilities import Asked as Asked
+from metrale_caps.capabilities import Fold as Fold
+from metrale_caps.capabilities import LayerCapabilities as LayerCapabilities
+from metrale_caps.capabilities import Query as Query
+from metrale_caps.capabilities import Source as Source
+from metrale_caps.capabilities import capability_of as capability_of
+from metrale_caps.capabilities import query_names as query_names
+from metrale_caps.errors import CapabilityAnswerError as CapabilityAnswerError
+from metrale_caps.errors import CapabilityError as CapabilityError
+from metrale_caps.errors import LayerContractError as LayerContractError
+from metrale_caps.errors import MetraleError as MetraleError
+from metrale_caps.errors import UnknownCapabilityError as UnknownCapabilityError
+from metrale_caps.layer import AuxStateLayer as AuxStateLayer
+from metrale_caps.layer import DecodeContext as DecodeContext
+from metrale_caps.layer import DecodeLayer as DecodeLayer
+from metrale_caps.layer import ForwardContext as ForwardContext
+from metrale_caps.layer import GraphReplayLayer as GraphReplayLayer
+from metrale_caps.layer import MidchunkCapture as MidchunkCapture
+from metrale_caps.layer import MultiSeqDecodeLayer as MultiSeqDecodeLayer
+from metrale_caps.layer import MultiSeqVerifyLayer as MultiSeqVerifyLayer
+from metrale_caps.layer import OwnStateLayer as OwnStateLayer
+from metrale_caps.layer import PagedKv as PagedKv
+from metrale_caps.layer import PagedKvLayer as PagedKvLayer
+from metrale_caps.layer import PagedKvSpec as PagedKvSpec
+from metrale_caps.layer import PrefillContext as PrefillContext
+from metrale_caps.layer import PrefillLayer as PrefillLayer
+from metrale_caps.layer import SplitPrefillLayer as SplitPrefillLayer
+from metrale_caps.layer import VerifyContext as VerifyContext
+from metrale_caps.layer import VerifyLayer as VerifyLayer
+from metrale_caps.protocols import DecodeGraphUnsupported as DecodeGraphUnsupported
+from metrale_caps.protocols import DecodeMultiSeqUnsupported as DecodeMultiSeqUnsupported
+from metrale_caps.protocols import DecodeRollbackUnsupported as DecodeRollbackUnsupported
+from metrale_caps.protocols import DecodeVerifyMultiUnsupported as DecodeVerifyMultiUnsupported
+from metrale_caps.protocols import Fp8CalibrationFrozen as Fp8CalibrationFrozen
+from metrale_caps.protocols import GraphStaleOnNewSequence as GraphStaleOnNewSequence
+from metrale_caps.protocols import IsSsmLayer as IsSsmLayer
+from metrale_caps.protocols import SupportsReplayTailSplit as SupportsReplayTailSplit
+from metrale_caps.protocols import UsesLocalMlaPrefill as UsesLocalMlaPrefill
+from metrale_caps.protocols import UsesSsmPool as UsesSsmPool
+from metrale_caps.routing.plan import Decision as Decision
+from metrale_caps.routing.plan import RoutePlan as RoutePlan
+
+__all__ = [
+    "QUERIES",
+    "Asked",
+    "AuxStateLayer",
+    "CapabilityAnswerError",
+    "CapabilityError",
+    "Decision",
+    "DecodeContext",
+    "DecodeGraphUnsupported",
+    "DecodeLayer",
+    "DecodeMultiSeqUnsupported",
+    "DecodeRollbackUnsupported",
+    "DecodeVerifyMultiUnsupported",
+    "Fold",
+    "ForwardContext",
+    "Fp8CalibrationFrozen",
+    "GraphReplayLayer",
+    "GraphStaleOnNewSequence",
+    "IsSsmLayer",
+    "LayerCapabilities",
+    "LayerContractError",
+    "MetraleError",
+    "MidchunkCapture",
+    "MultiSeqDecodeLayer",
+    "MultiSeqVerifyLayer",
+    "OwnStateLayer",
+    "PagedKv",
+    "PagedKvLayer",
+    "PagedKvSpec",
+    "PrefillContext",
+    "PrefillLayer",
+    "Query",
+    "RoutePlan",
+    "Source",
+    "SplitPrefillLayer",
+    "SupportsReplayTailSplit",
+    "UnknownCapabilityError",
+    "UsesLocalMlaPrefill",
+    "UsesSsmPool",
+    "VerifyContext",
+    "VerifyLayer",
+    "capability_of",
+    "query_names",
+]

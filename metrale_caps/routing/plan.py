@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Which way a stack of layers runs, decided from its layers' answers; every decision carries all its reasons.
+
+Invariants: nothing here imports torch or triton. Nine answers of each layer are asked once, when the plan is made;
+only `fp8_calibration_frozen` is asked again. The dispatchers read the plan's attributes and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from metrale_caps.capabilities import QUERIES, LayerCapabilities, QueryName
+from metrale_caps.errors import LayerContractError
+from metrale_caps.routing.calibration import CalibrationWatch
+from metrale_caps.routing.contract import contract_violations
+from metrale_caps.routing.decision import CHOICES, Decision, DecisionName, EngineReason, LayerReason, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Decision", "EngineReason", "LayerReason", "Reason", "RoutePlan"]
+
+
+class RoutePlan:
+    """The routes of one stack of layers.
+
+    The plan owns the tuple of layers it decided about; the dispatchers run that tuple, so decision and execution
+    cannot disagree.
+
+    Attributes:
+        layers: the stack.
+        capabilities: each layer's ten answers, asked when the plan was made.
+        decode_graph_veto: no decode step may be captured.
+        hc_perseq: a batched decode runs each sequence through `decode`.
+        hc_qsa_perseq: a fused decode and prefill step runs both separately.
+        decode_rollback_unsupported: a rollback declines.
+        can_batch_verify_dispatch: drafts of several sequences may be verified at once.
+        graph_stale_on_new_sequence: freeing or moving a sequence drops its slot's graphs.
+        inpass_cut_capture_supported: a prefill may capture a snapshot inside its pass.
+        split_prefill_layers: indices of the layers that a split prefill runs in phases.
+        own_state_layers: indices of the layers that allocate their own state.
+    """
+
+    def __init__(self, layers: Sequence[object], *, unavailable: Mapping[DecisionName, str] | None = None) -> None:
+        """Ask every layer and decide.
+
+        Args:
+            layers: the stack, in the order it runs.
+            unavailable: routes the engine itself cannot take, by the name of the decision, each with the reason.
+
+        Raises:
+            LayerContractError: layers lack methods that their answers oblige them to have; all are listed.
+            CapabilityAnswerError: a layer's answer is malformed.
+        """
+        self.layers = tuple(layers)
+        self.capabilities = tuple(LayerCapabilities.of(layer) for layer in self.layers)
+        violations = contract_violations(self.layers, self.capabilities)
+        if violations:
+            raise LayerContractError(violations)
+        self._unavailable = dict(unavailable or {})
+        self._watch = CalibrationWatch(self.layers)
+        self.decode_graph_veto = self._blocked("decode_graph")
+        self.hc_perseq = self._blocked("batched_decode")
+        self.hc_qsa_perseq = self._blocked("fused_step")
+        self.decode_rollback_unsupported = self._blocked("rollback")
+        self.can_batch_verify_dispatch = not self._blocked("verify")
+        self.graph_stale_on_new_sequence = self._blocked("graphs_on_new_sequence")
+        self.inpass_cut_capture_supported = not self._blocked("tail_capture")
+        self.split_prefill_layers = self._indices("is_ssm_layer", answer=True)
+        self.own_state_layers = self._indices("uses_ssm_pool", answer=False)
+
+    def _blocked(self, name: DecisionName) -> bool:
+        decision = self.decision(name)
+        return decision.route != decision.wanted
+
+    def _indices(self, query: QueryName, *, answer: bool) -> tuple[int, ...]:
+        return tuple(index for index, layer in enumerate(self.capabilities) if layer.answer(query) is answer)
+
+    def graphs_ready_after_fp8_kv_cal(self) -> bool:
+        """Return whether no layer is inside its FP8 calibration window; asked before each step."""
+        return self._watch.ready()
+
+    def refresh_calibration(self) -> None:
+        """Ask all layers again, after something has started a new calibration window."""
+        self._watch = CalibrationWatch(self.layers)
+
+    def mla_prefill_needs_full_recompute(self) -> bool:
+        """Return whether a prefix lookup must match nothing; `METRALE_MLA_PREFIX_SKIP=1` overrides, read each time."""
+        return self._blocked("prefix_lookup")
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Every decision with its reasons, made when asked for and not on a step's path."""
+        return tuple(self.decision(name) for name in CHOICES)
+
+    def decision(self, name: DecisionName) -> Decision:
+        """Return one decision with all its reasons."""
+        choice = CHOICES[name]
+        answers = self._current_answers(choice.query)
+        reasons: list[Reason] = [
+            LayerReason(index, layer.layer_type, choice.query, answer, layer.sources[choice.query])
+            for index, (layer, answer) in enumerate(zip(self.capabilities, answers, strict=True))
+            if answer is choice.objection
+        ]
+        if choice.needs_a_layer and not self.layers:
+            reasons.append(EngineReason("the stack has no layers"))
+        blocked = bool(reasons)
+        if choice.override is not None and os.environ.get(choice.override) == "1":
+            reasons.insert(0, EngineReason(f"{choice.override}=1 overrides the layers"))
+            blocked = False
+        if name in self._unavailable:
+            reasons.insert(0, EngineReason(self._unavailable[name]))
+            blocked = True
+        route = choice.otherwise if blocked else choice.wanted
+        return Decision(name, choice.query, QUERIES[choice.query].asked, route, choice.wanted, tuple(reasons))
+
+    def _current_answers(self, query: QueryName) -> list[bool | None]:
+        if QUERIES[query].changes:
+            return list(self._watch.answers())
+        return [layer.answer(query) for layer in self.capabilities]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the plan as plain data: the layers with their answers and sources, and the decisions."""
+        return {
+            "layers": [
+                {
+                    "index": index,
+                    "type": layer.layer_type,
+                    "answers": {
+                        name: {"answer": layer.answer(name), "source": layer.sources[name].value} for name in QUERIES
+                    },
+                }
+                for index, layer in enumerate(self.capabilities)
+            ],
+            "decisions": [decision.as_json() for decision in self.decisions],
+        }
+
+    @override
+    def __str__(self) -> str:
+        return "\n".join(str(decision) for decision in self.decisions)
