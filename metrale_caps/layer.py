@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -188,6 +190,16 @@ class PrefillContext(ForwardContext):
             kv=self.kv,
             states=self.states,
         )
+
+
+def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
+    """Return a layer's method, or None where it has none.
+
+    This is how the engine looks at a layer, once, when a model is built: `isinstance` with a runtime protocol costs
+    microseconds and answers differently for a compiled layer on different versions of Python.
+    """
+    method = getattr(layer, name, None)
+    return method if callable(method) else None
 
 
 @runtime_checkable

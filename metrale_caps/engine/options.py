@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Options of an engine, checked together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from metrale_caps.errors import ConfigurationError
+from metrale_caps.state.paged_kv import bytes_per_token, kv_specs
+
+if TYPE_CHECKING:
+    from metrale_caps.models.decoder import Decoder
+
+KernelChoice: TypeAlias = Literal["triton", "naive"]
+
+_GIB = 1 << 30
+_DEFAULT_POOL_BYTES = _GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine holds and runs sequences.
+
+    Attributes:
+        max_slots: sequences that run at once at most.
+        block_size: tokens a cache block holds.
+        num_blocks: blocks of the cache; None for what the slots can use, within 1 GiB.
+        prefill_chunk: prompt tokens of one step at most.
+        seed: of random sampling.
+    """
+
+    max_slots: int = 8
+    block_size: int = 16
+    num_blocks: int | None = None
+    prefill_chunk: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below one.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        for name in ("max_slots", "block_size", "prefill_chunk", "num_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}; it must be at least 1")
+
+    def blocks_for(self, decoder: Decoder) -> int:
+        """Return the number of blocks to allocate for a decoder."""
+        if self.num_blocks is not None:
+            return self.num_blocks
+        wanted = self.max_slots * -(-decoder.context_tokens // self.block_size)
+        block_bytes = bytes_per_token(kv_specs(decoder.layers), decoder.dtype) * self.block_size
+        if not block_bytes:
+            return wanted
+        return max(1, min(wanted, _DEFAULT_POOL_BYTES // block_bytes))

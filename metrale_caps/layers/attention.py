@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""A decoder block with grouped-query attention over paged keys and values, as Llama and Qwen3 have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metrale_caps.layer import PagedKvSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from metrale_caps.kernels.operations import Operations, RotaryTable
+    from metrale_caps.layer import DecodeContext, ForwardContext, PrefillContext, VerifyContext
+    from metrale_caps.layers.feed_forward import FeedForward
+    from metrale_caps.layers.projection import Projection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """Weights of the attention half.
+
+    Attributes:
+        query_key_value: queries, keys and values in one projection, in that order.
+        output: `[hidden_size, query_heads * value_head_dim]`.
+        query_norm: `[head_dim]`, RMS norm of each query head before the rotation (Qwen3), or None.
+        key_norm: likewise for keys.
+    """
+
+    query_key_value: Projection
+    output: Projection
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Sizes of the attention half.
+
+    Attributes:
+        query_heads: heads of queries.
+        key_value_heads: heads of keys and values; divides `query_heads`.
+        head_dim: width of a head.
+        scale: factor of the scores.
+        window: keys a row sees, itself included, or None for all before it.
+    """
+
+    query_heads: int
+    key_value_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+class GroupedQueryAttentionLayer:
+    """Pre-norm decoder block: attention, then feed-forward, each added to the residual stream.
+
+    Every step is the same computation over rows that carry their positions, so one method serves decode, verify and
+    prefill. It keeps nothing but paged keys and values, so the documented default is its answer to every query.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: AttentionWeights,
+        feed_forward: FeedForward,
+        shape: AttentionShape,
+        rotary: RotaryTable,
+        input_norm: Tensor,
+        post_attention_norm: Tensor,
+        norm_eps: float,
+        operations: Operations,
+    ) -> None:
+        self._attention = attention
+        self._feed_forward = feed_forward
+        self._shape = shape
+        self._rotary = rotary
+        self._input_norm = input_norm
+        self._post_attention_norm = post_attention_norm
+        self._norm_eps = norm_eps
+        self._operations = operations
+
+    def kv_cache_spec(self) -> PagedKvSpec:
+        """Return the pages this layer needs."""
+        shape = self._shape
+        return PagedKvSpec(shape.key_value_heads, shape.head_dim, shape.head_dim)
+
+    def decode(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
+        """Advance one sequence by one token; see `DecodeLayer`."""
+        return self._forward(hidden, context)
+
+    def decode_multi_seq(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
+        """Advance N sequences by one token each; see `MultiSeqDecodeLayer`."""
+        return self._forward(hidden, context)
+
+    def decode_verify(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
+        """Compute K rows of one sequence; see `VerifyLayer`."""
+        return self._forward(hidden, context)
+
+    def decode_verify_multi(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
+        """Compute ragged rows of several sequences; see `MultiSeqVerifyLayer`."""
+        return self._forward(hidden, context)
+
+    def prefill(self, hidden: Tensor, context: PrefillContext, /) -> Tensor:
+        """Compute one chunk of a prompt; see `PrefillLayer`."""
+        return self._forward(hidden, context)
+
+    def _forward(self, residual: Tensor, context: ForwardContext) -> Tensor:
+        operations = self._operations
+        normalised = operations.rms_norm(residual, self._input_norm, self._norm_eps)
+        mixed = self._attend(normalised, context)
+        normalised = operations.add_rms_norm(mixed, residual, self._post_attention_norm, self._norm_eps)
+        return residual.add_(self._feed_forward(normalised, operations))
+
+    def _attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
+        shape, weights, kv = self._shape, self._attention, context.paged_kv()
+        query = self._operations.rope_write_kv(
+            weights.query_key_value(rows),
+            self._rotary,
+            context.positions,
+            context.cache_slots,
+            kv.keys,
+            kv.values,
+            query_heads=shape.query_heads,
+            key_value_heads=shape.key_value_heads,
+            query_norm=weights.query_norm,
+            key_norm=weights.key_norm,
+            eps=self._norm_eps,
+        )
+        attended = self._operations.paged_attention(
+            query,
+            kv.keys,
+            kv.values,
+            context.block_tables,
+            context.lengths,
+            context.row_starts,
+            scale=shape.scale,
+            max_rows=context.max_rows,
+            max_length=context.max_length,
+            window=shape.window,
+        )
+        return weights.output(attended.flatten(1))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Which architectures can be built, and the one function that builds them."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from metrale_caps.errors import UnsupportedArchitectureError
+from metrale_caps.models.dense import build_dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from metrale_caps.kernels.operations import Operations
+    from metrale_caps.models.decoder import Decoder
+
+BUILDERS: Mapping[str, Callable[..., Decoder]] = MappingProxyType({"llama": build_dense, "qwen3": build_dense})
+"""Builder of each `model_type`."""
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """Return the `model_type`s that can be built."""
+    return tuple(sorted(BUILDERS))
+
+
+def check_architecture(config: Any) -> None:
+    """Refuse a configuration whose architecture has no layers here.
+
+    Raises:
+        UnsupportedArchitectureError: naming it and the supported ones.
+    """
+    architecture = str(getattr(config, "model_type", None) or "unknown")
+    if architecture not in BUILDERS:
+        raise UnsupportedArchitectureError(architecture, supported_architectures())
+
+
+def build_decoder(model: Any, operations: Operations, *, context_tokens: int | None = None, consume: bool) -> Decoder:
+    """Build the layers of a `transformers` causal language model over its weights.
+
+    Args:
+        model: the model, in evaluation mode, on its device and in its dtype.
+        operations: kernels or their plain-torch twins.
+        context_tokens: positions to prepare for; the configuration's by default.
+        consume: whether the model's weights may be taken out of it.
+
+    Raises:
+        UnsupportedArchitectureError: there are no layers for it here.
+    """
+    config = model.config
+    check_architecture(config)
+    limit = int(config.max_position_embeddings)
+    build = BUILDERS[config.model_type]
+    decoder = build(model, operations, context_tokens=min(context_tokens or limit, limit), consume=consume)
+    return dataclasses.replace(decoder, stop_token_ids=_stop_token_ids(model))
+
+
+def _stop_token_ids(model: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = model.config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)

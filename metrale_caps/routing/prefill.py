@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Runs one chunk of a prompt through the route the plan decided."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from metrale_caps.routing.taken import RouteTaken
+
+if TYPE_CHECKING:
+    from metrale_caps.layer import PrefillContext
+    from metrale_caps.routing.stack import Forward, LayerStates, Stack
+
+
+class PrefillDispatcher:
+    """Composes `prefill` over a stack; a layer without it computes its rows one `decode` at a time."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._prefill = stack.forwards("prefill", otherwise=_row_by_row)
+        self._route = RouteTaken("prefill", "`prefill` per chunk")
+
+    def run(
+        self, hidden: torch.Tensor, context: PrefillContext, states: LayerStates
+    ) -> tuple[torch.Tensor, RouteTaken]:
+        """Compute one chunk of one sequence.
+
+        Args:
+            hidden: `[rows, hidden_size]`; may be overwritten.
+            context: the chunk; pages and state are set per layer here.
+            states: one entry, the sequence's states of the layers that own theirs.
+
+        Returns:
+            Hidden rows `[rows, hidden_size]`, and the route taken.
+        """
+        return self._stack.run(self._prefill, hidden, context, states), self._route
+
+
+def _row_by_row(decode: Forward[Any]) -> Forward[PrefillContext]:
+    def decode_rows(hidden: torch.Tensor, context: PrefillContext) -> torch.Tensor:
+        return torch.cat([decode(hidden[row : row + 1], context.decode_row(row)) for row in range(hidden.shape[0])])
+
+    return decode_rows

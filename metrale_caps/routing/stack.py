@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What every dispatcher holds: the plan's layers and their pages, and how a step is run through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import torch
+
+from metrale_caps.layer import ForwardContext, forward_method
+
+if TYPE_CHECKING:
+    from metrale_caps.layer import PagedKv
+    from metrale_caps.routing.plan import RoutePlan
+
+LayerStates: TypeAlias = Sequence[dict[int, object]]
+"""For each sequence of a step, in order: the states of the layers that own theirs, by layer index."""
+
+_Context = TypeVar("_Context", bound=ForwardContext)
+
+Forward: TypeAlias = Callable[[torch.Tensor, _Context], torch.Tensor]
+"""One layer's part of a step: hidden rows and context to hidden rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A plan and the pages of its layers.
+
+    Attributes:
+        plan: the plan; its layers are the ones that run.
+        pages: each layer's pages, None for a layer that asked for none.
+    """
+
+    plan: RoutePlan
+    pages: tuple[PagedKv | None, ...]
+
+    def forwards(
+        self, name: str, otherwise: Callable[[Forward[_Context]], Forward[_Context]] | None = None
+    ) -> tuple[Forward[_Context], ...]:
+        """Return each layer's method of a name; for a layer that lacks it, `otherwise` makes one from its `decode`."""
+        forwards: list[Forward[_Context]] = []
+        for layer in self.plan.layers:
+            method = forward_method(layer, name)
+            decode = forward_method(layer, "decode")
+            if method is None and decode is not None and otherwise is not None:
+                method = otherwise(decode)
+            if method is None:  # the plan has refused such a stack
+                raise LookupError(f"{type(layer).__qualname__} has no `{name}`")
+            forwards.append(method)
+        return tuple(forwards)
+
+    def run(
+        self, forwards: tuple[Forward[_Context], ...], hidden: torch.Tensor, context: _Context, states: LayerStates
+    ) -> torch.Tensor:
+        """Run hidden rows through the layers, each with the step as it sees it."""
+        for index, (forward, kv) in enumerate(zip(forwards, self.pages, strict=True)):
+            own = tuple(sequence.get(index) for sequence in states)
+            hidden = forward(hidden, context.for_layer(kv, own))
+        return hidden
