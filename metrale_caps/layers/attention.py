@@ -11,7 +11,8 @@ from metrale_caps.layer import PagedKvSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from metrale_caps.kernels.operations import Operations, RotaryTable
+    from metrale_caps.kernels.operations import Operations
+    from metrale_caps.kernels.rotary import RotaryTable
     from metrale_caps.layer import DecodeContext, ForwardContext, PrefillContext, VerifyContext
     from metrale_caps.layers.feed_forward import FeedForward
     from metrale_caps.layers.projection import Projection

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from metrale_caps.errors import UnsupportedArchitectureError
-from metrale_caps.kernels.operations import RotaryTable
+from metrale_caps.kernels.rotary import RotaryTable
 from metrale_caps.layers.attention import AttentionShape, AttentionWeights, GroupedQueryAttentionLayer
 from metrale_caps.layers.feed_forward import SwiGlu
 from metrale_caps.layers.projection import Projection

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Attention over paged keys and values, for any number of query rows of each sequence.
+
+`o = softmax(scale * q K^T) V` over the keys a row may see, with the running softmax of Milakov and Gimelshein (2018)
+over tiles of keys. The query heads that share a key-value head are packed into one tile. Where there are few rows,
+the keys are split over programs and the parts are combined by their log-sum-exp.
+
+Shapes: R query rows of all sequences, S sequences, H query heads, P splits, V value width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from metrale_caps.errors import LaunchError
+from metrale_caps.kernels.checks import expect_dtype, expect_inner_contiguous, expect_shape
+from metrale_caps.kernels.combine import combine
+from metrale_caps.kernels.launch import launch
+from metrale_caps.kernels.tiles import attention_tile, dot_precision, next_power_of_two, split_count
+
+
+@triton.jit(do_not_specialize=["scale_log2", "window", "tiles", "stride_table"])
+def paged_attention_kernel(
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    block_tables: tl.tensor,
+    lengths: tl.tensor,
+    row_starts: tl.tensor,
+    output: tl.tensor,
+    log_sum_exp: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    tiles: tl.tensor,
+    stride_query_row: tl.tensor,
+    stride_query_head: tl.tensor,
+    stride_key_block: tl.tensor,
+    stride_key_token: tl.tensor,
+    stride_key_head: tl.tensor,
+    stride_value_block: tl.tensor,
+    stride_value_token: tl.tensor,
+    stride_value_head: tl.tensor,
+    stride_table: tl.tensor,
+    QUERY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    rows_per_tile: tl.constexpr = ROWS // GROUP
+    sequence = tl.program_id(0) // tiles
+    first_row = (tl.program_id(0) % tiles) * rows_per_tile
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    start = tl.load(row_starts + sequence)
+    row_count = tl.load(row_starts + sequence + 1) - start
+    if first_row >= row_count:
+        return
+    length = tl.load(lengths + sequence)
+    history = length - row_count
+
+    lane = tl.arange(0, ROWS)
+    row = first_row + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    live = (lane < rows_per_tile * GROUP) & (row < row_count)
+    own = history + row
+    channel = tl.arange(0, HEAD_BLOCK)
+    value_channel = tl.arange(0, VALUE_BLOCK)
+    global_row = (start + row).to(tl.int64)
+    q = tl.load(
+        query + global_row[:, None] * stride_query_row + head[:, None] * stride_query_head + channel[None, :],
+        mask=live[:, None] & (channel[None, :] < HEAD_DIM),
+        other=0.0,
+    )
+
+    end = tl.minimum(length, history + first_row + rows_per_tile)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(history + first_row - window + 1, 0) // KEYS * KEYS
+    if SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
+        begin += split * share
+        end = tl.minimum(end, begin + share)
+
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.full((ROWS,), 0.0, tl.float32)
+    mixed = tl.full((ROWS, VALUE_BLOCK), 0.0, tl.float32)
+    table = block_tables + sequence.to(tl.int64) * stride_table
+    for at in range(begin, end, KEYS):
+        key = at + tl.arange(0, KEYS)
+        exists = key < end
+        block = tl.load(table + key // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+        offset = key % BLOCK_SIZE
+        key_place = block * stride_key_block + offset * stride_key_token + kv_head * stride_key_head
+        value_place = block * stride_value_block + offset * stride_value_token + kv_head * stride_value_head
+        k = tl.load(
+            key_cache + key_place[:, None] + channel[None, :],
+            mask=exists[:, None] & (channel[None, :] < HEAD_DIM),
+            other=0.0,
+        )
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        seen = exists[None, :] & (key[None, :] <= own[:, None])
+        if HAS_WINDOW:
+            seen = seen & (key[None, :] > own[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # a row that has seen no key yet must not turn -inf - -inf into NaN
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(peak - base)
+        total = total * decay + tl.sum(weights, 1)
+        v = tl.load(
+            value_cache + value_place[:, None] + value_channel[None, :],
+            mask=exists[:, None] & (value_channel[None, :] < VALUE_DIM),
+            other=0.0,
+        )
+        mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
+        peak = new_peak
+
+    result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    cell = (global_row * QUERY_HEADS + head) * SPLITS + split
+    tl.store(
+        output + cell[:, None] * VALUE_DIM + value_channel[None, :],
+        result,
+        mask=live[:, None] & (value_channel[None, :] < VALUE_DIM),
+    )
+    if SPLITS > 1:
+        empty = tl.where(total > 0.0, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+        tl.store(log_sum_exp + cell, empty, mask=live)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    row_starts: torch.Tensor,
+    *,
+    scale: float,
+    max_rows: int,
+    max_length: int,
+    window: int | None = None,
+    splits: int | None = None,
+) -> torch.Tensor:
+    """Attend over pages.
+
+    Row r of the n rows of a sequence sits at position `length - n + r` and sees the keys up to its own position; with
+    a window, only the last `window` of them. A row that sees no key comes out as zeros. Cells and table entries past
+    a sequence's length are never read.
+
+    Args:
+        query: `[rows, query_heads, head_dim]`; outer strides are free.
+        key_cache: `[blocks, block_size, key_value_heads, head_dim]`; outer strides are free.
+        value_cache: `[blocks, block_size, key_value_heads, value_dim]`; outer strides are free.
+        block_tables: `[sequences, blocks]` int32; the row stride is free.
+        lengths: `[sequences]` int32, history and this step's rows.
+        row_starts: `[sequences + 1]` int32, the rows of each sequence.
+        scale: factor of the scores.
+        max_rows: upper bound of the rows of a sequence.
+        max_length: upper bound of `lengths`.
+        window: keys a row sees, itself included; None for all.
+        splits: programs the keys of a row are split over; None for a number that suits the device.
+
+    Returns:
+        `[rows, query_heads, value_dim]`, new, in the dtype of `query`.
+    """
+    check_attention(query, key_cache, value_cache, block_tables, lengths, row_starts, window)
+    rows, query_heads, head_dim = query.shape
+    _, block_size, kv_heads, value_dim = value_cache.shape
+    sequences, group = lengths.shape[0], query_heads // kv_heads
+    tile = attention_tile(query.device, query.dtype, max(head_dim, value_dim), max_rows, group)
+    tiles = -(-max_rows // (tile.rows // group))
+    if splits is None:
+        splits = split_count(query.device, sequences * kv_heads, max_length) if max_rows == 1 else 1
+    output = torch.empty(rows, query_heads, value_dim, dtype=query.dtype, device=query.device)
+    partial, log_sum_exp = output, None
+    if splits > 1:
+        partial = torch.empty(rows, query_heads, splits, value_dim, dtype=torch.float32, device=query.device)
+        log_sum_exp = torch.empty(rows, query_heads, splits, dtype=torch.float32, device=query.device)
+    launch(
+        paged_attention_kernel,
+        (sequences * tiles, kv_heads, splits),
+        writes=("output",) if log_sum_exp is None else ("output", "log_sum_exp"),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        block_tables=block_tables,
+        lengths=lengths,
+        row_starts=row_starts,
+        output=partial,
+        log_sum_exp=log_sum_exp,
+        scale_log2=scale * math.log2(math.e),
+        window=0 if window is None else window,
+        tiles=tiles,
+        stride_query_row=query.stride(0),
+        stride_query_head=query.stride(1),
+        stride_key_block=key_cache.stride(0),
+        stride_key_token=key_cache.stride(1),
+        stride_key_head=key_cache.stride(2),
+        stride_value_block=value_cache.stride(0),
+        stride_value_token=value_cache.stride(1),
+        stride_value_head=value_cache.stride(2),
+        stride_table=block_tables.stride(0),
+        QUERY_HEADS=query_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
+        HEAD_BLOCK=next_power_of_two(head_dim),
+        VALUE_BLOCK=next_power_of_two(value_dim),
+        BLOCK_SIZE=block_size,
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        SPLITS=splits,
+        HAS_WINDOW=window is not None,
+        PRECISION=dot_precision(query.device, query.dtype),
+    )
+    return output if log_sum_exp is None else combine(partial, log_sum_exp, output)
+
+
+def check_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    row_starts: torch.Tensor,
+    window: int | None,
+) -> None:
+    """Check the arguments of `paged_attention`.
+
+    Raises:
+        LaunchError: a shape, dtype or stride does not fit; it is named.
+    """
+    expect_shape("query", query, rows=None, heads=None, head_dim=None)
+    expect_shape("key_cache", key_cache, blocks=None, block_size=None, heads=None, head_dim=query.shape[2])
+    _, block_size, kv_heads, _ = key_cache.shape
+    expect_shape("value_cache", value_cache, blocks=None, block_size=block_size, heads=kv_heads, value_dim=None)
+    expect_shape("lengths", lengths, sequences=None)
+    sequences = lengths.shape[0]
+    expect_shape("block_tables", block_tables, sequences=sequences, blocks=None)
+    expect_shape("row_starts", row_starts, sequences_and_one=sequences + 1)
+    for name, tensor in (("block_tables", block_tables), ("lengths", lengths), ("row_starts", row_starts)):
+        expect_dtype(name, tensor, torch.int32)
+    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
+        expect_inner_contiguous(name, tensor)
+        expect_dtype(name, tensor, query.dtype)
+    expect_inner_contiguous("block_tables", block_tables)
+    if query.shape[1] % kv_heads:
+        raise LaunchError(f"{query.shape[1]} query heads cannot share {kv_heads} key-value heads evenly")
+    if window is not None and window < 1:
+        raise LaunchError(f"the window is {window}; it must be at least 1, since a row sees itself")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Twin of attention over pages: each sequence's keys are gathered and a plain softmax is taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    lengths: Tensor,
+    row_starts: Tensor,
+    *,
+    scale: float,
+    max_rows: int,
+    max_length: int,
+    window: int | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Attend over pages; see the kernel's launcher of the same name. The bounds and splits change nothing here."""
+    del max_rows, max_length, splits
+    output = query.new_zeros(*query.shape[:2], value_cache.shape[3])
+    block_size = key_cache.shape[1]
+    starts = row_starts.tolist()
+    for sequence, length in enumerate(lengths.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        if length == 0 or rows.start == rows.stop:
+            continue
+        blocks = block_tables[sequence, : -(-length // block_size)]
+        keys = key_cache[blocks].flatten(0, 1)[:length]
+        values = value_cache[blocks].flatten(0, 1)[:length]
+        output[rows] = _attend(query[rows], keys, values, scale, window)
+    return output
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """Attend with n rows `[n, query_heads, head_dim]`, the last of all positions, over `[length, kv_heads, width]`."""
+    rows, length = query.shape[0], keys.shape[0]
+    heads, width = keys.shape[1], query.shape[2]
+    group = query.shape[1] // heads
+    grouped = query.reshape(rows, heads, group, width).permute(1, 2, 0, 3).reshape(heads, group * rows, width).float()
+    scores = torch.matmul(grouped, keys.float().permute(1, 2, 0)).mul_(scale)
+    if rows > 1 or (window is not None and window < length):
+        own = torch.arange(length - rows, length, device=query.device)[:, None]
+        at = torch.arange(length, device=query.device)[None, :]
+        hidden = at > own
+        if window is not None:
+            hidden |= at <= own - window
+        scores = scores.view(heads, group, rows, length).masked_fill_(hidden, float("-inf")).flatten(1, 2)
+        # a row before the first position sees nothing
+        scores = scores.softmax(-1).nan_to_num_(0.0) if rows > length else scores.softmax(-1)
+    else:
+        scores = scores.softmax(-1)
+    mixed = torch.matmul(scores, values.float().permute(1, 0, 2))
+    by_row = mixed.view(heads, group, rows, values.shape[2]).permute(2, 0, 1, 3)
+    return by_row.reshape(rows, heads * group, values.shape[2]).to(query.dtype)

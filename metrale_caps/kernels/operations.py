@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The operations a layer calls, as kernels or as their plain-torch twins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import Protocol
+
+from metrale_caps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from metrale_caps.kernels.rotary import RotaryTable
+
+
+class RmsNorm(Protocol):
+    """Normalises rows; shapes and effects as in `metrale_caps.kernels.rms_norm.rms_norm`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
+        """Normalise `[rows, width]`."""
+        ...
+
+
+class AddRmsNorm(Protocol):
+    """Adds in place and normalises; as in `metrale_caps.kernels.rms_norm.add_rms_norm`."""
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add `x` to `residual` and normalise the sum."""
+        ...
+
+
+class RopeWriteKv(Protocol):
+    """Rotates and writes pages; as in `metrale_caps.kernels.rope.rope_write_kv`."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        rotary: RotaryTable,
+        positions: Tensor,
+        cache_slots: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        query_heads: int,
+        key_value_heads: int,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """Return the rotated queries."""
+        ...
+
+
+class PagedAttention(Protocol):
+    """Attends over pages; as in `metrale_caps.kernels.attention.paged_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        lengths: Tensor,
+        row_starts: Tensor,
+        *,
+        scale: float,
+        max_rows: int,
+        max_length: int,
+        window: int | None = None,
+        splits: int | None = None,
+    ) -> Tensor:
+        """Return `[rows, query_heads, value_dim]`."""
+        ...
+
+
+class SiluMul(Protocol):
+    """Gates a feed-forward; as in `metrale_caps.kernels.activation.silu_mul`."""
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """Return `[rows, width]` of `[rows, 2 * width]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """One implementation of every operation.
+
+    Attributes:
+        name: "triton" or "naive".
+    """
+
+    name: str
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    rope_write_kv: RopeWriteKv
+    paged_attention: PagedAttention
+    silu_mul: SiluMul
+
+
+def operations(name: Literal["triton", "naive"]) -> Operations:
+    """Return the kernels ("triton") or their twins ("naive"). Only the first imports Triton.
+
+    Raises:
+        ConfigurationError: the name is neither.
+    """
+    if name == "triton":
+        return _kernels()
+    if name == "naive":
+        return _twins()
+    raise ConfigurationError(f"kernels is {name!r}; it must be 'triton' or 'naive'")
+
+
+def _kernels() -> Operations:
+    from metrale_caps.kernels import activation, attention, rms_norm, rope
+
+    return Operations(
+        name="triton",
+        rms_norm=rms_norm.rms_norm,
+        add_rms_norm=rms_norm.add_rms_norm,
+        rope_write_kv=rope.rope_write_kv,
+        paged_attention=attention.paged_attention,
+        silu_mul=activation.silu_mul,
+    )
+
+
+def _twins() -> Operations:
+    from metrale_caps.kernels.naive import attention, rope, rows
+
+    return Operations(
+        name="naive",
+        rms_norm=rows.rms_norm,
+        add_rms_norm=rows.add_rms_norm,
+        rope_write_kv=rope.rope_write_kv,
+        paged_attention=attention.paged_attention,
+        silu_mul=rows.silu_mul,
+    )

