@@ -74,14 +74,16 @@ def engine(session: nox.Session, *groups: str, package: bool = True) -> None:
         stamp = shared(session) / f"{group}.stamp"
         if stamp.is_file() and stamp.read_text(encoding="ascii") == fingerprint(group):
             continue
+        session.log(f"installing {group} into {shared(session)}")
         if group == "engine":
+            session.log("this is done once; with torch it is over a gigabyte and takes minutes")
             session.run(sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(shared(session)), external=True)
         options = ["--no-deps"] if group in ALONE else []
-        run_in_engine(session, "python", "-m", "pip", "install", "-q", *options, *CONSTRAIN, *requirements(group))
+        run_in_engine(session, "python", "-m", "pip", "install", "-qq", *options, *CONSTRAIN, *requirements(group))
         stamp.write_text(fingerprint(group), encoding="ascii")
     if package:
         options = ["--no-deps", "--no-build-isolation", "--force-reinstall"]
-        run_in_engine(session, "python", "-m", "pip", "install", "-q", *options, str(ROOT))
+        run_in_engine(session, "python", "-m", "pip", "install", "-qq", *options, str(ROOT))
 
 
 def install(session: nox.Session, *what: str) -> None:

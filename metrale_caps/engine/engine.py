@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
@@ -27,7 +28,6 @@ from metrale_caps.state.slots import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from metrale_caps.engine.scheduler import Chunk
     from metrale_caps.models.decoder import Decoder
@@ -73,7 +73,7 @@ class Engine:
     @classmethod
     def from_pretrained(
         cls,
-        model: str | Path | Any | None = None,
+        model: str | os.PathLike[str] | Any | None = None,
         *,
         tokenizer: Any | None = None,
         device: str | torch.device | None = None,
@@ -104,9 +104,14 @@ class Engine:
             raise ConfigurationError(f"numerics is {numerics!r}; only 'fast' is available")
         chosen = _options(options)
         ops = operations(kernels)
-        if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
+        if model is None or isinstance(model, (str, os.PathLike)):
             place = torch.device(device) if device is not None else _default_device()
-            loaded = load_pretrained(find_checkpoint(model), dtype=dtype, device=place, progress=progress)
+            loaded = load_pretrained(
+                find_checkpoint(cast("str | os.PathLike[str] | None", model)),
+                dtype=dtype,
+                device=place,
+                progress=progress,
+            )
             progress("building the layers")
             decoder = build_decoder(loaded.model, ops, consume=True)
             tokenizer = tokenizer or loaded.tokenizer

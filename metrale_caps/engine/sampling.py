@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from metrale_caps.errors import ConfigurationError
+from metrale_caps.kernels.host import host_integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ class Sampler:
     def pick(self, logits: Tensor, requests: list[int]) -> list[int]:
         """Return a token for each row of logits `[rows, vocabulary]`; `requests` names each row's request."""
         if self._sampling.temperature == 0:
-            return logits.argmax(-1).tolist()
+            return host_integers(logits.argmax(-1))
         return [self._draw(row, self._stream(request)) for row, request in zip(logits, requests, strict=True)]
 
     def _draw(self, row: Tensor, stream: torch.Generator) -> int:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from metrale_caps.kernels.host import multiprocessors
 
 _EXECUTOR_ELEMENTS = 16384
 _GPU_ROW_ELEMENTS = 4096
@@ -115,8 +116,7 @@ def split_count(device: torch.device, programs: int, max_length: int) -> int:
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _ASSUMED_MULTIPROCESSORS
-    properties: Any = torch.cuda.get_device_properties(device)  # pyright: ignore[reportUnknownMemberType]
-    return int(properties.multi_processor_count)
+    return multiprocessors(device)
 
 
 def dot_precision(device: torch.device, dtype: torch.dtype) -> str:

@@ -10,8 +10,12 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from metrale_caps.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import os
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _GGUF_MAGIC = b"GGUF"
@@ -36,7 +40,7 @@ class Checkpoint:
         return self.folder if self.gguf_file is None else self.folder / self.gguf_file
 
 
-def find_checkpoint(path: str | Path | None) -> Checkpoint:
+def find_checkpoint(path: str | os.PathLike[str] | None) -> Checkpoint:
     """Return what lies at a path; the default model's weights for None.
 
     Raises:
@@ -59,8 +63,8 @@ def _file(place: Path) -> Checkpoint:
         magic = stream.read(len(_GGUF_MAGIC))
     if magic != _GGUF_MAGIC:
         raise CheckpointError(
-            f"{str(place)!r} is not a GGUF file: it starts with {magic!r} rather than {_GGUF_MAGIC!r}; give a GGUF file "
-            "or a folder with config.json and safetensors"
+            f"{str(place)!r} is not a GGUF file: it starts with {magic!r} rather than {_GGUF_MAGIC!r}; name a GGUF "
+            "file or a folder with config.json and safetensors"
         )
     return Checkpoint(place.resolve().parent, place.resolve().name)
 

@@ -8,11 +8,12 @@ folder, written whole or not at all, and the next start reads those.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -72,27 +73,27 @@ def load_skeleton(checkpoint: Checkpoint, progress: Progress = silent) -> Any:
         CheckpointError: the checkpoint is damaged.
         UnsupportedArchitectureError: it holds a model without layers here.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    transformers = _transformers()
 
     with _quiet_transformers(), _as_checkpoint_error(checkpoint):
         progress("reading the configuration")
         converted = conversion_cache.find(checkpoint) if checkpoint.gguf_file else None
         source = converted or checkpoint.folder
         gguf_file = None if converted else checkpoint.gguf_file
-        config = cast("Any", AutoConfig.from_pretrained(source, gguf_file=gguf_file, local_files_only=True))
+        config = transformers.AutoConfig.from_pretrained(source, gguf_file=gguf_file, local_files_only=True)
         check_architecture(config)
         with torch.device("meta"):
-            return cast("Any", AutoModelForCausalLM).from_config(config)
+            return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def _load_folder(checkpoint: Checkpoint, dtype: torch.dtype | None, progress: Progress) -> Pretrained:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    transformers = _transformers()
 
     progress("reading the configuration")
-    config = cast("Any", AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True))
+    config = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
     check_architecture(config)
     progress("loading the weights")
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint.folder, config=config, use_safetensors=True, local_files_only=True, dtype=dtype or "auto"
     )
     progress("loading the tokenizer")
@@ -100,28 +101,28 @@ def _load_folder(checkpoint: Checkpoint, dtype: torch.dtype | None, progress: Pr
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Any | None:
-    from transformers import AutoTokenizer
+    transformers = _transformers()
 
     if not any((checkpoint.folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
-    return AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
 
 
 def _load_gguf(checkpoint: Checkpoint, progress: Progress) -> Pretrained:
     converted = conversion_cache.find(checkpoint)
     if converted is not None:
         return _load_folder(Checkpoint(converted), torch.float32, progress)
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    transformers = _transformers()
 
     folder, gguf_file = checkpoint.folder, checkpoint.gguf_file
     progress("reading the GGUF file (half a minute the first time)", 0, 4)
-    config = cast("Any", AutoConfig.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True))
+    config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
     check_architecture(config)
     progress("reading the GGUF file's tokenizer", 1, 4)
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file, local_files_only=True)
     progress("dequantising the GGUF file's weights", 2, 4)
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar cannot be switched off otherwise
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, gguf_file=gguf_file, local_files_only=True, dtype=torch.float32
         )
     progress("keeping the converted weights for the next start", 3, 4)
@@ -157,3 +158,8 @@ def _quiet_transformers() -> Generator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    """Import `transformers` when it is needed; it is not typed to the standard held here."""
+    return importlib.import_module("transformers")

@@ -28,7 +28,7 @@ def module_name(path: Path, root: Path) -> str:
 
 
 def promised_names(source: str) -> Iterator[tuple[str, str | None]]:
-    """Yield `(name, member or None)` for all that a stub promises: names, re-exports, and the members of its classes."""
+    """Yield `(name, member or None)` for all that a stub promises: names, re-exports, members of classes."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             yield node.name, None

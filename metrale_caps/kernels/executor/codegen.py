@@ -105,9 +105,7 @@ def _assembled(writer: Writer, names: list[str]) -> list[str]:
     """All lines that matter, in order."""
     nested = {Level.KERNEL: 0, Level.LAUNCH: 1, Level.PROGRAM: 1}
     lines = _needed_lines(writer)
-    text = {
-        level: ["    " * (line.depth + nested[level]) + line.text for line in lines[level]] for level in Level
-    }
+    text = {level: ["    " * (line.depth + nested[level]) + line.text for line in lines[level]] for level in Level}
     parameters = ", ".join([*names, "grid_x", "grid_y", "grid_z"])
     return [
         *text[Level.KERNEL],

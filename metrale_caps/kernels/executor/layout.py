@@ -68,9 +68,7 @@ def gaps_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Gaps | None:
     """The gaps of a view with these extents and strides, or None where every offset of the span is an element."""
     if 0 in shape:
         return None
-    dimensions = [
-        (stride, extent) for extent, stride in zip(shape, strides, strict=True) if extent > 1 and stride > 0
-    ]
+    dimensions = [(stride, extent) for extent, stride in zip(shape, strides, strict=True) if extent > 1 and stride > 0]
     dimensions.sort()
     run = 1
     while dimensions and dimensions[0][0] <= run:

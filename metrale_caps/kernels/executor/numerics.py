@@ -138,7 +138,7 @@ class SmallFloat:
         given = np.asarray(values, np.float32)
         bits = given.view(np.uint32)
         magnitude = np.abs(given)
-        clipped = np.minimum(magnitude, self.largest).view(np.uint32)
+        clipped = np.fmin(magnitude, self.largest).view(np.uint32)
         odd = (clipped >> self._shift) & _ONE
         half = np.uint32((1 << (int(self._shift) - 1)) - 1)
         normal = ((clipped + odd + half) >> self._shift << self._shift).view(np.float32)
@@ -163,7 +163,7 @@ class SmallFloat:
         rebias = np.uint32((127 - self.bias) << self.mantissa)
         normal = (magnitude >> self._shift) - rebias
         steps = np.float32(2.0 ** (self.bias - 1 + self.mantissa))
-        subnormal = (magnitude.view(np.float32) * steps).astype(np.uint32)
+        subnormal = (np.fmin(magnitude.view(np.float32), self._smallest_normal) * steps).astype(np.uint32)
         code = np.where(magnitude.view(np.float32) < self._smallest_normal, subnormal, normal)
         special = magnitude >= _INFINITY
         payload = (magnitude >> self._shift) & np.uint32((1 << self.mantissa) - 1)

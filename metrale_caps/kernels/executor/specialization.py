@@ -39,7 +39,17 @@ POINTERS: Final[dict[torch.dtype, str]] = {
 """Triton's names of pointers to torch's types."""
 
 LAUNCH_OPTIONS: Final = frozenset(
-    {"num_warps", "num_stages", "num_ctas", "maxnreg", "warmup", "debug", "enable_fp_fusion", "waves_per_eu", "ir_override"}
+    {
+        "num_warps",
+        "num_stages",
+        "num_ctas",
+        "maxnreg",
+        "warmup",
+        "debug",
+        "enable_fp_fusion",
+        "waves_per_eu",
+        "ir_override",
+    }
 )
 """Arguments of a launch that say how to compile; nothing is compiled here."""
 
@@ -139,13 +149,17 @@ class Specializer:
         """Triton's name of the type that a parameter gets for this value."""
         if isinstance(value, torch.Tensor):
             if value.dtype not in POINTERS:
-                raise LaunchError(f"{self.name}: {parameter.name!r} is a tensor of {value.dtype}, which has no kernel type")
+                raise LaunchError(
+                    f"{self.name}: {parameter.name!r} is a tensor of {value.dtype}, which has no kernel type"
+                )
             return POINTERS[value.dtype]
         if isinstance(value, (bool, int, float)):
             return parameter.annotated or kind_of_number(value)
         if value is None or isinstance(value, (tl.dtype, JITFunction)):
             return _CONSTANT
-        raise LaunchError(f"{self.name}: {parameter.name!r} is of type {type(value).__name__}, which kernels do not take")
+        raise LaunchError(
+            f"{self.name}: {parameter.name!r} is of type {type(value).__name__}, which kernels do not take"
+        )
 
 
 def kind_of_number(value: bool | float) -> str:

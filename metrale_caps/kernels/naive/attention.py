@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from metrale_caps.kernels.host import host_integers
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,8 +31,8 @@ def paged_attention(
     del max_rows, max_length, splits
     output = query.new_zeros(*query.shape[:2], value_cache.shape[3])
     block_size = key_cache.shape[1]
-    starts = row_starts.tolist()
-    for sequence, length in enumerate(lengths.tolist()):
+    starts = host_integers(row_starts)
+    for sequence, length in enumerate(host_integers(lengths)):
         rows = slice(starts[sequence], starts[sequence + 1])
         if length == 0 or rows.start == rows.stop:
             continue

@@ -6,13 +6,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.kernels.executor import numerics
 
 EIGHT_BIT = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
-WIDE_PATTERNS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64)
+examples = settings(max_examples=40, deadline=None)
+WIDE_PATTERNS = st.binary(min_size=256, max_size=256).map(lambda raw: np.frombuffer(raw, np.uint32).tolist())
 NEAR = st.lists(st.floats(-600, 600, width=32), min_size=1, max_size=64)
 TINY = st.lists(st.floats(-(2.0**-5), 2.0**-5, width=32), min_size=1, max_size=64)
 
@@ -51,6 +52,7 @@ def test_every_bfloat16_tie_rounds_as_in_torch() -> None:
         assert _same(numerics.round_bfloat16(values), expected)
 
 
+@examples
 @given(WIDE_PATTERNS)
 def test_any_float32_rounds_to_bfloat16_as_in_torch(patterns: list[int]) -> None:
     """Denormals, infinities and NaN included."""
@@ -71,6 +73,7 @@ def test_every_eight_bit_tie_rounds_as_in_torch(element: str) -> None:
 
 
 @pytest.mark.parametrize("element", EIGHT_BIT)
+@examples
 @given(patterns=WIDE_PATTERNS, near=NEAR, tiny=TINY)
 def test_any_float32_rounds_to_eight_bits_as_in_torch_and_saturates(
     element: str, patterns: list[int], near: list[float], tiny: list[float]
@@ -86,6 +89,7 @@ def test_any_float32_rounds_to_eight_bits_as_in_torch_and_saturates(
 
 
 @pytest.mark.parametrize("element", ["bf16", "f16", *EIGHT_BIT])
+@examples
 @given(values=NEAR)
 def test_rounding_towards_zero_gives_the_nearest_value_not_further_from_zero(element: str, values: list[float]) -> None:
     """The truncated value is of the type, not above in magnitude, and the next one of the type is above."""
@@ -100,6 +104,7 @@ def test_rounding_towards_zero_gives_the_nearest_value_not_further_from_zero(ele
     assert ((np.abs(nearest) > limit) | (nearest == truncated)).all()
 
 
+@examples
 @given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1)), min_size=1))
 def test_division_of_signed_integers_truncates(pairs: list[tuple[int, int]]) -> None:
     """The quotient is C's, rounded towards zero."""
@@ -110,6 +115,7 @@ def test_division_of_signed_integers_truncates(pairs: list[tuple[int, int]]) -> 
 
 
 @pytest.mark.parametrize("width", [32, 64])
+@examples
 @given(data=st.data())
 def test_high_half_of_the_unsigned_product(width: int, data: st.DataObject) -> None:
     """The upper half of the exact product of both numbers seen as unsigned."""
