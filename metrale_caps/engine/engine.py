@@ -127,6 +127,26 @@ class Engine:
         return self._runner.plan
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self._blocks.size
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks nobody holds; all of them when nothing runs."""
+        return self._blocks.free
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that could start now."""
+        return self._slots.free
+
+    @property
+    def busy(self) -> bool:
+        """Whether a stream is running."""
+        return self._scheduler.busy
+
+    @property
     def context_tokens(self) -> int:
         """Tokens a sequence can have at most."""
         return self._decoder.context_tokens

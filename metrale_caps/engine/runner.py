@@ -42,16 +42,17 @@ class Runner:
         decoder: the model.
         plan: its routes.
         block_size: tokens a block holds.
+        pages: each layer's pages.
     """
 
     def __init__(self, decoder: Decoder, *, num_blocks: int, block_size: int) -> None:
         self.decoder = decoder
         self.block_size = block_size
         self.plan = RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
-        pages = allocate_pages(
+        self.pages = allocate_pages(
             kv_specs(decoder.layers), num_blocks, block_size, dtype=decoder.dtype, device=decoder.device
         )
-        stack = Stack(self.plan, pages)
+        stack = Stack(self.plan, self.pages)
         self._decode = DecodeDispatcher(stack)
         self._prefill = PrefillDispatcher(stack)
 

@@ -90,8 +90,7 @@ def multiply_add(first: Any, second: Any, third: Any) -> Any:
 
 def error_function(values: Any) -> Any:
     """The Gauss error function."""
-    given = np.array(values)
-    return torch.erf(torch.from_numpy(given)).numpy()[()]
+    return torch.erf(torch.tensor(values)).numpy()[()]
 
 
 def maximum_unsigned(old: Array, new: Array) -> Array:

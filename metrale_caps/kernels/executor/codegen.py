@@ -33,24 +33,29 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 _ZERO = Operand("np.int64(0)", INDEX, (), Level.KERNEL, literal=0)
-_GLOBALS: dict[str, Any] = {
-    "np": np,
-    **{
-        name: getattr(module, name)
-        for module, names in (
-            (
-                arrays,
-                "fold prefixes accumulate integer_matmul gather histogram reciprocal_sqrt multiply_add error_function "
-                "maximum_unsigned minimum_unsigned exchange check_assertion print_values",
-            ),
-            (
-                numerics,
-                "round_to truncate_to reinterpret unsigned divide_truncating multiply_high_unsigned",
-            ),
-        )
-        for name in names.split()
-    },
-}
+_FUNCTIONS = (
+    arrays.accumulate,
+    arrays.check_assertion,
+    arrays.error_function,
+    arrays.exchange,
+    arrays.fold,
+    arrays.gather,
+    arrays.histogram,
+    arrays.integer_matmul,
+    arrays.maximum_unsigned,
+    arrays.minimum_unsigned,
+    arrays.multiply_add,
+    arrays.prefixes,
+    arrays.print_values,
+    arrays.reciprocal_sqrt,
+    numerics.divide_truncating,
+    numerics.multiply_high_unsigned,
+    numerics.reinterpret,
+    numerics.round_to,
+    numerics.truncate_to,
+    numerics.unsigned,
+)
+_GLOBALS: dict[str, Any] = {"np": np, **{function.__name__: function for function in _FUNCTIONS}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from metrale_caps.errors import LaunchError, MemoryFaultError, RaceError
 from metrale_caps.kernels.executor.layout import span_of
 from metrale_caps.kernels.executor.memory import AccessFault, Argument
 from metrale_caps.kernels.executor.races import RaceMonitor
-from metrale_caps.kernels.executor.specialization import LAUNCH_OPTIONS, specializer_of
+from metrale_caps.kernels.executor.specialization import specializer_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -164,5 +164,3 @@ def _run(
         if race is not None:
             raise RaceError(name, race.argument, race.offsets, race.programs, race.what)
 
-
-__all__ = ["LAUNCH_OPTIONS", "Grid", "execute"]

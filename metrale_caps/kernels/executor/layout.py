@@ -32,8 +32,7 @@ class Gaps:
     def holds(self, offsets: Array) -> Array:
         """Which of `offsets`, all inside the span, are elements: a bool array of the same shape."""
         if self._member is not None:
-            found: Array = self._member[offsets]
-            return found
+            return np.asarray(self._member[offsets])
         inside: Array | None = None
         rest = offsets
         for stride, extent in self._dimensions:
@@ -41,7 +40,8 @@ class Gaps:
             below = index < extent
             inside = below if inside is None else inside & below
         below = rest < self.run
-        return below if inside is None else inside & below
+        found = below if inside is None else inside & below
+        return np.asarray(found)
 
     def holds_rows(self, starts: Array, width: int) -> Array:
         """Which of the rows of `width` neighbours from `starts` on are elements throughout."""

@@ -169,7 +169,7 @@ class Access:
             offsets = starts + np.arange(shape[-1])
             return self.load_masked(offsets, columns if rows is None else columns & rows, other, shape)
         chosen = None if rows is None or np.count_nonzero(rows) == rows.size else rows.ravel()
-        starts = starts.reshape(-1) if isinstance(starts, np.ndarray) else np.array([starts])
+        starts = _flat(starts)
         active = starts if chosen is None else starts[chosen] if chosen.size == starts.size else starts[:0]
         if not width or not active.size:
             return np.broadcast_to(other, shape)
@@ -261,7 +261,7 @@ class Access:
             return
         raw = self._raw(values)
         raw = (raw if raw.shape == shape else np.broadcast_to(raw, shape)).reshape(-1, shape[-1])
-        starts = starts.reshape(-1) if isinstance(starts, np.ndarray) else np.array([starts])
+        starts = _flat(starts)
         if rows is not None and np.count_nonzero(rows) < rows.size:
             chosen = rows.ravel()
             if chosen.size != starts.size:
@@ -301,9 +301,9 @@ class Access:
 
     def compare_and_swap(self, offsets: Any, expected: Any, values: Any, shape: tuple[int, ...]) -> Any:
         """Replace elements equal to `expected` by `values`, lane by lane; returns the old elements."""
-        lanes, active = self._active(offsets, True, shape)  # noqa: FBT003 - a mask
+        lanes, active = self._active(offsets, True, shape)
         given = [np.broadcast_to(np.asarray(each, self._computed), shape)[lanes] for each in (expected, values)]
-        return self._apply(lanes, active, given, lambda old, when, new: np.where(old == when, new, old), shape)
+        return self._apply(lanes, active, given, _swapped, shape)
 
     def _apply(self, lanes: Array, active: Array, given: list[Array], update: Any, shape: tuple[int, ...]) -> Any:
         old = np.zeros(shape, self._computed)
@@ -327,8 +327,18 @@ class Access:
         return old if shape else old[()]
 
 
+def _flat(starts: Any) -> Array:
+    return starts.reshape(-1) if isinstance(starts, np.ndarray) else np.array([starts])
+
+
+def _swapped(old: Array, expected: Array, new: Array) -> Array:
+    return np.where(old == expected, new, old)
+
+
 def _prefix(columns: Array) -> int:
     """How many lanes of a mask along the last axis hold, if they are the first ones; else -1."""
-    width = np.count_nonzero(columns)
+    width = int(np.count_nonzero(columns))
     flat = columns.reshape(-1)
-    return width if width in {0, flat.size} or (flat[width - 1] and np.count_nonzero(flat[:width]) == width) else -1
+    if width in {0, flat.size} or (flat[width - 1] and np.count_nonzero(flat[:width]) == width):
+        return width
+    return -1

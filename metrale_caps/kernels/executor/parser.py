@@ -153,6 +153,14 @@ class _Parser:
             del blocks[0]
         return Region(blocks)
 
+    def _structured(self, arguments: tuple[Value, ...] = ()) -> Region:
+        """A region of structured control flow, whose last operation is not spelt out if it yields nothing."""
+        region = self._region(arguments)
+        operations = region.entry.operations
+        if not operations or operations[-1].name not in {"scf.yield", "scf.condition"}:
+            operations.append(Operation("scf.yield"))
+        return region
+
     # -- operations -----------------------------------------------------------------------------------------
 
     def _operation(self) -> Operation:
@@ -217,7 +225,7 @@ class _Parser:
             counter = self._type()
         arguments = [self._define(induction, counter)]
         arguments += [self._define(name, value_type) for name, value_type in zip(carried, types, strict=True)]
-        region = self._region(tuple(arguments))
+        region = self._structured(tuple(arguments))
         attributes = self._dictionary("}") if self._accept("{") else {}
         results = self._results(names, types)
         return Operation("scf.for", (*bounds, *initial), results, attributes, keywords, (region,))
@@ -225,9 +233,9 @@ class _Parser:
     def _if(self, names: list[str]) -> Operation:
         condition = self._value()
         types = self._types() if self._accept("->") else []
-        regions = [self._region()]
+        regions = [self._structured()]
         if self._accept("else"):
-            regions.append(self._region())
+            regions.append(self._structured())
         attributes = self._dictionary("}") if self._accept("{") else {}
         results = self._results(names, types)
         return Operation("scf.if", (condition,), results, attributes, regions=tuple(regions))
@@ -239,9 +247,9 @@ class _Parser:
         self._expect("->")
         types = self._types()
         arguments = tuple(self._define(name, kind) for name, kind in zip(carried, before_types, strict=True))
-        condition = self._region(arguments)
+        condition = self._structured(arguments)
         self._expect("do")
-        body = self._region()
+        body = self._structured()
         attributes = self._dictionary("}") if self._accept("{") else {}
         results = self._results(names, types)
         return Operation("scf.while", tuple(initial), results, attributes, regions=(condition, body))

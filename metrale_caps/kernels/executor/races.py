@@ -139,9 +139,10 @@ class RaceMonitor:
         others, other_programs = self._joined(second)
         # An address may be in the first list for several programs: the first and the last of them are looked at,
         # for if one program of the second list differs from neither, it is the only one of the first.
-        for side, shift in (("left", 0), ("right", -1)):
-            positions = np.searchsorted(addresses, others, side=side) + shift
-            positions = np.clip(positions, 0, len(addresses) - 1)
+        earliest = np.searchsorted(addresses, others, side="left")
+        latest = np.searchsorted(addresses, others, side="right") - 1
+        for found in (earliest, latest):
+            positions = np.clip(found, 0, len(addresses) - 1)
             clash = np.flatnonzero((addresses[positions] == others) & (programs[positions] != other_programs))
             if clash.size:
                 pair = {int(programs[positions[clash[0]]]), int(other_programs[clash[0]])}

@@ -12,13 +12,18 @@ from metrale_caps.kernels.executor.ir import Type
 from metrale_caps.kernels.executor.operands import Bound, Level, Operand, Pointer, broadcast_extents, elements
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from metrale_caps.kernels.executor.ir import Block, Module, Operation, Region, Value
     from metrale_caps.kernels.executor.operands import Extent
     from metrale_caps.kernels.executor.operations.control import Carried
 
 INDEX = Type("i64")
+TERMINATORS = frozenset(
+    {"cf.br", "cf.cond_br", "scf.condition", "scf.yield", "tt.reduce.return", "tt.return", "tt.scan.return"}
+)
+"""Operations that may end a block."""
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Writer:
         self.lines[Level.PROGRAM].append(Line(self._depth, text))
 
     @contextmanager
-    def indented(self) -> Iterator[None]:
+    def indented(self) -> Generator[None]:
         """Nest the lines that follow; what is computed here is not at hand outside."""
         self._depth += 1
         self._offset_scopes.append({})
@@ -81,7 +86,7 @@ class Writer:
         self._depth -= 1
 
     @contextmanager
-    def captured(self) -> Iterator[list[Line]]:
+    def captured(self) -> Generator[list[Line]]:
         """Collect the lines that follow, rather than adding them."""
         outer = self.lines[Level.PROGRAM]
         inner: list[Line] = []
@@ -240,6 +245,8 @@ class Writer:
         for operation in block.operations[:-1]:
             self.emit(operation)
         last = block.operations[-1]
+        if last.name not in TERMINATORS:
+            raise self.unsupported(last.name, "as the last operation of a block")
         self.emitted.add(last.name)
         return last
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from metrale_caps.errors import KernelError, UnsupportedOperationError
 from metrale_caps.kernels.executor import execute
 from metrale_caps.kernels.executor.codegen import generate
+from metrale_caps.kernels.executor.memory import Argument
 
 examples = settings(max_examples=12, deadline=None)
 
@@ -107,6 +108,17 @@ def choose_kernel(x: tl.tensor, out: tl.tensor, which: tl.tensor) -> None:
 
 
 @triton.jit
+def effects_kernel(out: tl.tensor, count: tl.tensor) -> None:
+    """A branch and a loop that yield nothing: their last operation is a store."""
+    if count > 2:
+        tl.store(out, 1.0)
+    else:
+        tl.store(out + 1, 2.0)
+    for step in range(count):
+        tl.store(out + 2 + step, step.to(tl.float32) + 3)
+
+
+@triton.jit
 def mixed_kernel(x: tl.tensor, y: tl.tensor, which: tl.tensor) -> None:
     place = x
     if which > 0:
@@ -136,6 +148,15 @@ def test_for_loop_carries_values_and_addresses(start: int, stop: int) -> None:
     for row, step in enumerate(steps):
         total += step + np.arange(4)
         assert out[row].tolist() == total.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_branches_and_loops_that_only_store(count: int) -> None:
+    """Every store is done, the last one of a block included."""
+    out = torch.zeros(6)
+    execute(effects_kernel, (1,), {"out": out, "count": count})
+    expected = [float(count > 2), 2.0 * (count <= 2), *(3.0 + step for step in range(count))]
+    assert out.tolist() == expected + [0.0] * (6 - len(expected))
 
 
 @examples
@@ -182,7 +203,7 @@ def test_program_positions_and_grid_extents() -> None:
 def test_device_assertion_is_checked() -> None:
     """A false lane fails the launch with the kernel's name and the message."""
     execute(assert_kernel, (1,), {"x": torch.arange(4.0)})
-    with pytest.raises(KernelError, match="assert_kernel.*value is negative"):
+    with pytest.raises(KernelError, match=r"assert_kernel.*value is negative"):
         execute(assert_kernel, (1,), {"x": torch.arange(4.0) - 1})
 
 
@@ -259,8 +280,6 @@ module {
 @pytest.mark.parametrize("count", [-1, 0, 1, 5])
 def test_blocks_with_arguments(count: int) -> None:
     """Unstructured control flow: a loop of blocks, and blocks that join."""
-    from metrale_caps.kernels.executor.memory import Argument  # noqa: PLC0415
-
     out = np.zeros(1, np.int32)
     kernel = generate(BRANCHES, "branches")
     kernel.launch(Argument("out", out, (1,), (1,), dense=True, writable=True), np.int32(count), 1, 1, 1)(0, 0, 0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -23,7 +24,9 @@ def copy_kernel(x: tl.tensor, out: tl.tensor, offset: tl.tensor, N: tl.constexpr
 
 
 @triton.jit
-def row_kernel(x: tl.tensor, out: tl.tensor, first: tl.tensor, stride: tl.tensor, R: tl.constexpr, N: tl.constexpr) -> None:
+def row_kernel(
+    x: tl.tensor, out: tl.tensor, first: tl.tensor, stride: tl.tensor, R: tl.constexpr, N: tl.constexpr
+) -> None:
     """Rows of neighbours, which are checked as rows."""
     row = (first + tl.arange(0, R))[:, None].to(tl.int64) * stride
     tile = tl.load(x + row + tl.arange(0, N)[None, :])
@@ -82,7 +85,7 @@ def counter_kernel(counter: tl.tensor, seen: tl.tensor) -> None:
 def test_read_outside_an_argument(offset: int) -> None:
     """One element before, one after, and far away; the offsets are those of the offending lanes."""
     x, out = torch.zeros(8), torch.zeros(8)
-    with pytest.raises(MemoryFaultError, match="copy_kernel.*reads outside 'x'") as caught:
+    with pytest.raises(MemoryFaultError, match=r"copy_kernel.*reads outside 'x'") as caught:
         execute(copy_kernel, (1,), {"x": x, "out": out, "offset": offset, "N": 8}, writes=("out",))
     lanes = [lane + offset for lane in range(8) if not 0 <= lane + offset < 8]
     assert caught.value.argument == "x"
@@ -260,14 +263,14 @@ def test_gaps_are_the_offsets_that_no_element_has(shape: list[int], strides: lis
 @settings(max_examples=100, deadline=None)
 @given(
     accesses=st.lists(
-        st.tuples(st.integers(0, 3), st.sampled_from(["reads", "writes", "atomics"]), st.integers(0, 12), st.integers(1, 3)),
+        st.tuples(
+            st.integers(0, 3), st.sampled_from(["reads", "writes", "atomics"]), st.integers(0, 12), st.integers(1, 3)
+        ),
         max_size=10,
     )
 )
 def test_race_is_found_exactly_when_there_is_one(accesses: list[tuple[int, str, int, int]]) -> None:
     """Against the definition, for random accesses of four programs."""
-    import numpy as np  # noqa: PLC0415
-
     monitor = RaceMonitor(["x"], [0], [4])
     for program in range(4):
         for who, kind, start, width in accesses:
@@ -277,8 +280,9 @@ def test_race_is_found_exactly_when_there_is_one(accesses: list[tuple[int, str, 
         monitor.end_program((program, 0, 0))
     touched = [(who, kind, start + lane) for who, kind, start, width in accesses for lane in range(width)]
     expected = any(
-        first[0] != second[0] and first[2] == second[2] and "writes" in {first[1], second[1]}
-        or first[0] != second[0] and first[2] == second[2] and {first[1], second[1]} == {"reads", "atomics"}
+        first[0] != second[0]
+        and first[2] == second[2]
+        and ("writes" in {first[1], second[1]} or {first[1], second[1]} == {"reads", "atomics"})
         for first in touched
         for second in touched
     )

@@ -60,7 +60,9 @@ def scalar_kernel(x: tl.tensor, out: tl.tensor, on: tl.tensor) -> None:
 
 
 @triton.jit
-def atomic_kernel(x: tl.tensor, at: tl.tensor, old: tl.tensor, out: tl.tensor, N: tl.constexpr, KIND: tl.constexpr) -> None:
+def atomic_kernel(
+    x: tl.tensor, at: tl.tensor, old: tl.tensor, out: tl.tensor, N: tl.constexpr, KIND: tl.constexpr
+) -> None:
     lane = tl.arange(0, N)
     value = tl.load(x + lane)
     place = out + tl.load(at + lane)

@@ -152,7 +152,11 @@ def test_split_and_concatenate(count: int, dtype: torch.dtype, seed: int) -> Non
 def test_dot_accumulates_in_float32(shape: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
     """The product of narrow floats is as exact as that of the same values in float32."""
     m, n, k = shape
-    a, b, c = random(m, k, dtype=dtype, seed=seed), random(k, n, dtype=dtype, seed=seed + 1), random(m, n, seed=seed + 2)
+    a, b, c = (
+        random(m, k, dtype=dtype, seed=seed),
+        random(k, n, dtype=dtype, seed=seed + 1),
+        random(m, n, seed=seed + 2),
+    )
     out = torch.empty(m, n)
     execute(dot_kernel, (1,), {"a": a, "b": b, "c": c, "out": out, "M": m, "N": n, "K": k})
     torch.testing.assert_close(out, (a.double() @ b.double() + c).float(), rtol=1e-5, atol=1e-5)

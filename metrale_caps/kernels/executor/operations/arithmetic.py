@@ -132,7 +132,7 @@ def unsigned_entry(name: str, template: str) -> Emitter:
     def emit(writer: Writer, operation: Operation) -> None:
         element = operation.result.type.element
         if element == "i1":
-            writer.elementwise(operation, BITS[name] if name in BITS else f"({template}).astype(np.bool_)")
+            writer.elementwise(operation, BITS.get(name, f"({template}).astype(np.bool_)"))
         else:
             writer.elementwise(operation, f"({template}).view(np.int{element[1:]})")
 

@@ -89,15 +89,14 @@ def for_loop(writer: Writer, operation: Operation) -> None:
     """`scf.for`: written again as long as a pass over the body makes a carried extent grow."""
     initial = _bound_all(writer, operation.operands[3:])
     carried = [Carried.like(writer, bound, whole=False) for bound in initial]
-    settled = False
-    lines: list[Line] = []
-    while not settled:
+    while True:
         marks = writer.mark()
         with writer.captured() as lines:
             settled = _for_once(writer, operation, initial, carried)
-        if not settled:
-            writer.rewind(marks)
-    writer.add_lines(lines)
+        if settled:
+            writer.add_lines(lines)
+            break
+        writer.rewind(marks)
     for result, variable in zip(operation.results, carried, strict=True):
         writer.bind(result, variable.bound())
 

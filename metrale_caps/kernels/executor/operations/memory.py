@@ -98,7 +98,7 @@ def _rows(writer: Writer, pointer: Pointer, mask: Operand) -> Rows | None:
     ramps = [part for part in pointer.parts if part.ramp]
     others = tuple(part for part in pointer.parts if not part.ramp)
     shape = pointer.type.shape
-    if len(ramps) != 1 or not ramps[0].extent or ramps[0].extent[-1] != shape[-1] or not others:
+    if len(ramps) != 1 or not ramps[0].extent or ramps[0].extent[-1:] != shape[-1:] or not others:
         return None
     if any(part.extent is None or (part.extent and part.extent[-1] > 1) for part in others):
         return None
@@ -153,7 +153,7 @@ def load(writer: Writer, operation: Operation) -> None:
 
 
 def _other(writer: Writer, operation: Operation) -> Operand:
-    if len(operation.operands) > 2:  # noqa: PLR2004 - address, mask, other
+    if len(operation.operands) > 2:
         return writer.operand(operation.operands[2])
     element = operation.result.type.element
     dtype = np.dtype(COMPUTED_AS[element]).name
@@ -165,7 +165,7 @@ def store(writer: Writer, operation: Operation) -> None:
     value = writer.operand(operation.operands[1])
     pointer = writer.pointer(operation.operands[0])
     access = _access(writer, pointer, value.type.element)
-    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE  # noqa: PLR2004
+    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE
     writer.stored.add(pointer.argument)
     rows = _rows(writer, pointer, mask)
     if rows is not None and broadcast_extents([rows.shape, value.extent]) == rows.shape:
@@ -190,7 +190,7 @@ def atomic_update(writer: Writer, operation: Operation) -> None:
         raise writer.unsupported("tt.atomic_rmw", kind)
     value = writer.operand(operation.operands[1])
     access, offsets = _place(writer, operation.operands[0], value.type.element)
-    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE  # noqa: PLR2004
+    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE
     writer.stored.add(writer.pointer(operation.operands[0]).argument)
     arguments = f"{ATOMIC_UPDATES[kind]}, {offsets.code}, {value.code}, {mask.code}, {value.type.shape}"
     _define_impure(writer, operation, f"{access}.atomic({arguments})")

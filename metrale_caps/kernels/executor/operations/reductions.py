@@ -39,7 +39,7 @@ _ROUNDING = frozenset({"arith.addf", "arith.mulf"})
 def _ufunc(operation: Operation) -> str | None:
     """The numpy function that combines whole axes, if the combination is one operation on one tensor."""
     block = operation.regions[0].entry
-    if len(block.arguments) != 2 or len(block.operations) != 2:  # noqa: PLR2004 - two arguments, one operation
+    if len(block.arguments) != 2 or len(block.operations) != 2:
         return None
     combining = block.operations[0]
     element = block.arguments[0].type.element

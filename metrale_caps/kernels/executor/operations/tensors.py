@@ -41,7 +41,7 @@ def _rearrange(writer: Writer, operation: Operation, reshaping: Reshaping) -> No
 
 
 def alias(writer: Writer, operation: Operation) -> None:
-    """`tt.splat`, `tt.unsplat`, `tt.broadcast`: the array at hand stays, for numpy broadcasts where it meets another."""
+    """`tt.splat` and `tt.broadcast`: the array at hand stays, for numpy broadcasts where it meets another."""
     _rearrange(writer, operation, lambda operand: operand)
 
 
