@@ -105,7 +105,7 @@ class Engine:
         chosen = _options(options)
         ops = operations(kernels)
         if model is None or isinstance(model, (str, os.PathLike)):
-            place = torch.device(device) if device is not None else _default_device()
+            place = _device(device)
             loaded = load_pretrained(
                 find_checkpoint(cast("str | os.PathLike[str] | None", model)),
                 dtype=dtype,
@@ -301,5 +301,13 @@ def _options(options: dict[str, Any]) -> EngineOptions:
     return EngineOptions(**options)
 
 
-def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _device(named: str | torch.device | None) -> torch.device:
+    if named is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(named)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(f"the device {str(named)!r} cannot be used here: {reason}") from error
+    return device

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -132,14 +130,11 @@ def _load_gguf(checkpoint: Checkpoint, progress: Progress) -> Pretrained:
 
 @contextlib.contextmanager
 def _as_checkpoint_error(checkpoint: Checkpoint) -> Generator[None]:
-    from safetensors import SafetensorError
-
-    damage = (OSError, ValueError, KeyError, IndexError, RuntimeError, struct.error, json.JSONDecodeError)
     try:
         yield
     except ConfigurationError:
         raise
-    except (*damage, SafetensorError) as error:
+    except Exception as error:  # what the libraries raise for damaged files has no common base
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{str(checkpoint.path)!r} could not be loaded: {reason}") from error
 

@@ -163,4 +163,3 @@ def _run(
         race = monitor.race()
         if race is not None:
             raise RaceError(name, race.argument, race.offsets, race.programs, race.what)
-

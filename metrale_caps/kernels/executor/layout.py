@@ -40,8 +40,7 @@ class Gaps:
             below = index < extent
             inside = below if inside is None else inside & below
         below = rest < self.run
-        found = below if inside is None else inside & below
-        return np.asarray(found)
+        return np.asarray(below if inside is None else inside & below)
 
     def holds_rows(self, starts: Array, width: int) -> Array:
         """Which of the rows of `width` neighbours from `starts` on are elements throughout."""

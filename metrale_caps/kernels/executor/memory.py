@@ -328,7 +328,8 @@ class Access:
 
 
 def _flat(starts: Any) -> Array:
-    return starts.reshape(-1) if isinstance(starts, np.ndarray) else np.array([starts])
+    flat: Array = np.asarray(starts, np.int64).reshape(-1)
+    return flat
 
 
 def _swapped(old: Array, expected: Array, new: Array) -> Array:

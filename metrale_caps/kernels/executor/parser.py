@@ -361,10 +361,9 @@ class _CommonReader:
         if not self._before:
             return []
         first = self._before[0]
-        if name in {"arith.cmpi", "arith.cmpf"}:
-            return [first.of("i1")]
-        if name == "arith.select":
-            return [self._before[-1]]
-        if name == "tt.load":
-            return [first.of(first.element)]
-        return [first]
+        element_of = {"arith.cmpi": "i1", "arith.cmpf": "i1", "tt.load": first.element}
+        if name in element_of:
+            return [first.of(element_of[name])]
+        if name == "tt.unsplat":
+            return [Type(first.element, pointer=first.pointer)]
+        return [self._before[-1] if name == "arith.select" else first]

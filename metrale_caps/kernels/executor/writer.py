@@ -25,7 +25,6 @@ TERMINATORS = frozenset(
 """Operations that may end a block."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of source; `defines` is the name that a line without side effects gives a value to."""

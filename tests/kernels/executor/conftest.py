@@ -5,33 +5,35 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from metrale_caps.kernels.executor.ir import Operation
 
 RECORD = "METRALE_CAPS_EMITTED_OPERATIONS"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _record_of_emitted_operations() -> object:
+def record_of_emitted_operations() -> Generator[None]:
     """Write the names of all emitted operations to the named file when the session ends."""
     target = os.environ.get(RECORD)
     if target is None:
-        yield None
+        yield
         return
-    from metrale_caps.kernels.executor import writer  # noqa: PLC0415 - not needed where nothing is noted
+    from metrale_caps.kernels.executor.writer import Writer
 
     emitted: set[str] = set()
-    original = writer.Writer.emit
+    original = Writer.emit
 
-    def emit(self: writer.Writer, operation: object) -> None:
+    def emit(self: Writer, operation: Operation) -> None:
         original(self, operation)
         emitted.update(self.emitted)
 
-    writer.Writer.emit = emit
-    yield None
-    writer.Writer.emit = original
+    Writer.emit = emit
+    yield
+    Writer.emit = original
     Path(target).write_text("\n".join(sorted(emitted)))
-
-
-del settings

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def inputs(dtype: torch.dtype, tokens: int = 80, heads: int = 2, width: int = 32) -> dict[str, torch.Tensor]:
     """Queries, keys, values, gates and a state, as a gated delta rule takes them."""
-    torch.manual_seed(0)
+    torch.random.default_generator.manual_seed(0)
     shape = (1, tokens, heads, width)
     return {
         "q": torch.nn.functional.normalize(torch.randn(shape), dim=-1).to(dtype),
@@ -88,39 +89,36 @@ def inputs(dtype: torch.dtype, tokens: int = 80, heads: int = 2, width: int = 32
 
 def gated_delta_rule(dtype: torch.dtype, *, chunked: bool) -> list[float]:
     """Outputs and final state of the gated delta rule."""
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-    from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
-
+    rule = import_module("fla.ops.gated_delta_rule")
+    reference = import_module("fla.ops.gated_delta_rule.naive").naive_recurrent_gated_delta_rule
     given = inputs(dtype)
     gate = -torch.rand(1, 80, 2)
-    function = chunk_gated_delta_rule if chunked else fused_recurrent_gated_delta_rule
+    function = rule.chunk_gated_delta_rule if chunked else rule.fused_recurrent_gated_delta_rule
     found = function(**given, g=gate, output_final_state=True)
     wide = {name: tensor.float() for name, tensor in given.items()}
-    expected = naive_recurrent_gated_delta_rule(**wide, g=gate, output_final_state=True)
+    expected = reference(**wide, g=gate, output_final_state=True)
     return [relative_error(*pair) for pair in zip(found, expected, strict=True)]
 
 
 def delta_attention(dtype: torch.dtype, *, chunked: bool) -> list[float]:
     """Outputs and final state of Kimi delta attention."""
-    from fla.ops.kda import chunk_kda, fused_recurrent_kda
-    from fla.ops.kda.naive import naive_recurrent_kda
-
+    attention = import_module("fla.ops.kda")
+    reference = import_module("fla.ops.kda.naive").naive_recurrent_kda
     given = inputs(dtype)
     gate = -torch.rand(1, 80, 2, 32)
-    function = chunk_kda if chunked else fused_recurrent_kda
+    function = attention.chunk_kda if chunked else attention.fused_recurrent_kda
     found = function(**given, g=gate, output_final_state=True)
     wide = {name: tensor.float() for name, tensor in given.items()}
-    expected = naive_recurrent_kda(**wide, g=gate, output_final_state=True)
+    expected = reference(**wide, g=gate, output_final_state=True)
     return [relative_error(*pair) for pair in zip(found, expected, strict=True)]
 
 
 def causal_convolution(dtype: torch.dtype) -> list[float]:
     """A short depthwise convolution with its activation."""
-    from fla.modules.conv import causal_conv1d
-
-    torch.manual_seed(0)
+    convolve = import_module("fla.modules.causal_conv1d").causal_conv1d
+    torch.random.default_generator.manual_seed(0)
     x, weight = torch.randn(2, 50, 64).to(dtype), torch.randn(64, 4).to(dtype)
-    found = causal_conv1d(x, weight, activation="silu")
+    found = convolve(x, weight, activation="silu")
     padded = torch.nn.functional.pad(x.float().transpose(1, 2), (3, 0))
     mixed = torch.nn.functional.conv1d(padded, weight.float()[:, None], groups=64)
     expected = torch.nn.functional.silu(mixed).transpose(1, 2)
@@ -130,10 +128,11 @@ def causal_convolution(dtype: torch.dtype) -> list[float]:
 def main() -> None:
     """Run every case in both precisions."""
     warnings.simplefilter("ignore")
-    driver.set_active(Driver())
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
-    torch.cuda.get_device_name = lambda *_: "NVIDIA H200"
-    KernelInterface.__getitem__ = divert
+    no_device: Any = Driver()
+    driver.set_active(no_device)
+    setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))  # noqa: B010 - it is not ours to retype
+    setattr(torch.cuda, "get_device_name", lambda _device=None: "NVIDIA H200")  # noqa: B010
+    setattr(KernelInterface, "__getitem__", divert)  # noqa: B010
     cases: dict[str, Callable[[torch.dtype], list[float]]] = {
         "fused_recurrent_gated_delta_rule": lambda dtype: gated_delta_rule(dtype, chunked=False),
         "chunk_gated_delta_rule": lambda dtype: gated_delta_rule(dtype, chunked=True),

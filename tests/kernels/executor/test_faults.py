@@ -15,6 +15,7 @@ from metrale_caps.errors import MemoryFaultError, RaceError
 from metrale_caps.kernels.executor import execute
 from metrale_caps.kernels.executor.layout import gaps_of, span_of
 from metrale_caps.kernels.executor.races import RaceMonitor
+from tests.kernels.executor.values import shared
 
 
 @triton.jit
@@ -250,7 +251,7 @@ def test_gaps_are_the_offsets_that_no_element_has(shape: list[int], strides: lis
     storage.as_strided(extents, steps).fill_(1)
     gaps = gaps_of(extents, steps)
     offsets = torch.arange(span).numpy()
-    held = torch.ones(span) if gaps is None else torch.from_numpy(gaps.holds(offsets)).float()
+    held = torch.ones(span) if gaps is None else shared(gaps.holds(offsets)).float()
     assert torch.equal(held, storage)
     for width in (1, 2, 3):
         if gaps is None or span < width:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.kernels.executor import numerics
+from tests.kernels.executor.values import shared
 
 EIGHT_BIT = {"f8E4M3FN": torch.float8_e4m3fn, "f8E5M2": torch.float8_e5m2}
 examples = settings(max_examples=40, deadline=None)
@@ -28,7 +29,7 @@ def test_every_bfloat16_pattern_unpacks_as_in_torch_and_packs_back() -> None:
     """All 65536 patterns, NaN payloads included, survive the way through float32."""
     raw = np.arange(65536, dtype=np.uint16)
     values = numerics.unpack_bfloat16(raw)
-    expected = torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16).float().numpy()
+    expected = shared(raw.view(np.int16)).view(torch.bfloat16).float().numpy()
     assert _same(values, expected)
     assert (numerics.pack_bfloat16(values) == raw).all()
 
@@ -38,7 +39,7 @@ def test_every_eight_bit_pattern_unpacks_as_in_torch_and_packs_back(element: str
     """All 256 patterns survive, and decode to torch's values."""
     raw = np.arange(256, dtype=np.uint8)
     values = numerics.UNPACK[element](raw)
-    expected = torch.from_numpy(raw.copy()).view(EIGHT_BIT[element]).float().numpy()
+    expected = shared(raw.copy()).view(EIGHT_BIT[element]).float().numpy()
     assert _same(values, expected)
     assert (numerics.PACK[element](values) == raw).all()
 
@@ -48,7 +49,7 @@ def test_every_bfloat16_tie_rounds_as_in_torch() -> None:
     half = (np.arange(65536, dtype=np.uint32) << 16) | 0x8000
     for bits in (half - 1, half, half + 1):
         values = bits.astype(np.uint32).view(np.float32)
-        expected = torch.from_numpy(values).to(torch.bfloat16).float().numpy()
+        expected = shared(values).to(torch.bfloat16).float().numpy()
         assert _same(numerics.round_bfloat16(values), expected)
 
 
@@ -57,7 +58,7 @@ def test_every_bfloat16_tie_rounds_as_in_torch() -> None:
 def test_any_float32_rounds_to_bfloat16_as_in_torch(patterns: list[int]) -> None:
     """Denormals, infinities and NaN included."""
     values = np.array(patterns, np.uint32).view(np.float32)
-    expected = torch.from_numpy(values).to(torch.bfloat16).float().numpy()
+    expected = shared(values).to(torch.bfloat16).float().numpy()
     assert _same(numerics.round_bfloat16(values), expected)
 
 
@@ -68,7 +69,7 @@ def test_every_eight_bit_tie_rounds_as_in_torch(element: str) -> None:
     finite = values[np.isfinite(values)]
     middle = ((finite[1:].astype(np.float64) + finite[:-1]) / 2).astype(np.float32)
     for points in (np.nextafter(middle, np.float32(-1e9)), middle, np.nextafter(middle, np.float32(1e9))):
-        expected = torch.from_numpy(points).to(EIGHT_BIT[element]).float().numpy()
+        expected = shared(points).to(EIGHT_BIT[element]).float().numpy()
         assert _same(numerics.round_to(points, element), expected)
 
 
@@ -83,7 +84,7 @@ def test_any_float32_rounds_to_eight_bits_as_in_torch_and_saturates(
     largest = np.float32(torch.finfo(EIGHT_BIT[element]).max)
     with np.errstate(all="ignore"):
         rounded = numerics.round_to(values, element)
-    clamped = torch.from_numpy(values).clamp(-float(largest), float(largest))
+    clamped = shared(values).clamp(-float(largest), float(largest))
     assert _same(rounded, clamped.to(EIGHT_BIT[element]).float().numpy())
     assert (np.abs(rounded[np.abs(values) > largest]) == largest).all()
 

@@ -23,14 +23,16 @@ def test_every_operation_is_emitted_by_a_test(tmp_path: Path) -> None:
     modules = [
         HERE / name
         for name in (
-            "test_elementwise_operations.py",
+            "test_integer_operations.py",
+            "test_float_operations.py",
+            "test_conversions.py",
             "test_tensor_operations.py",
             "test_memory_operations.py",
             "test_control_flow.py",
         )
     ]
     options = ["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    ended = subprocess.run(  # noqa: S603 - the same interpreter, on this directory's own files
+    ended = subprocess.run(  # noqa: S603 - this interpreter, on files of this directory
         [sys.executable, "-m", "pytest", *options, *map(str, modules)],
         env={**os.environ, RECORD: str(record)},
         capture_output=True,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.kernels.executor import execute
+from tests.kernels.executor.values import numbers
 
 examples = settings(max_examples=8, deadline=None)
 powers = st.sampled_from([2, 4, 16])
@@ -48,7 +49,8 @@ def dot_kernel(
     n = tl.arange(0, N)[None, :]
     left = tl.load(a + m * K + tl.arange(0, K)[None, :])
     right = tl.load(b + tl.arange(0, K)[:, None] * N + n)
-    tl.store(out + m * N + n, tl.dot(left, right, tl.load(c + m * N + n)))
+    total = tl.dot(left, right, tl.load(c + m * N + n), out_dtype=c.dtype.element_ty)
+    tl.store(out + m * N + n, total)
 
 
 @triton.jit
@@ -203,7 +205,7 @@ def test_exclusive_or_of_an_axis() -> None:
     out = torch.empty(1, dtype=torch.int32)
     execute(exclusive_or_kernel, (1,), {"x": x, "out": out, "N": 64})
     expected = 0
-    for number in x.tolist():
+    for number in numbers(x):
         expected ^= number
     assert out.item() == expected
 
