@@ -6,9 +6,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +23,18 @@ if str(ROOT) not in sys.path:
 # a shared machine stalls for longer than an example takes, so a time per example says nothing about the code
 settings.register_profile("metrale", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("metrale")
+
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched while tests run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder of this run's own, so that nothing of an earlier run is used."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 def pytest_sessionstart() -> None:

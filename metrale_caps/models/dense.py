@@ -13,6 +13,7 @@ from metrale_caps.layers.attention import AttentionShape, AttentionWeights, Grou
 from metrale_caps.layers.feed_forward import SwiGlu
 from metrale_caps.layers.projection import Projection
 from metrale_caps.models.decoder import Decoder
+from metrale_caps.models.memory import page_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,5 +120,6 @@ def _packed(linears: tuple[Any, ...], *, consume: bool) -> Projection:
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     if consume:
         for linear in linears:
+            page_out(linear.weight)
             linear.weight = None
     return Projection(weight, bias)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +13,7 @@ from metrale_caps.engine import Engine
 from metrale_caps.models.checkpoint import find_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from collections.abc import Callable
 
 _IDS: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _SIZES: dict[str, Any] = {
@@ -109,18 +106,8 @@ def reference_logits() -> Callable[[Any, list[int]], torch.Tensor]:
 
 
 @pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cache folder of this run's own, so that no earlier conversion is used."""
-    folder = str(tmp_path_factory.mktemp("cache"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", folder)
-        yield folder
-
-
-@pytest.fixture(scope="session")
-def smollm2_reference(cache_folder: str) -> Any:
+def smollm2_reference() -> Any:
     """SmolLM2 in fp32, as `transformers` reads it from the GGUF file itself."""
-    del cache_folder
     from transformers import AutoModelForCausalLM
 
     checkpoint = find_checkpoint(None)
@@ -129,9 +116,8 @@ def smollm2_reference(cache_folder: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def make_smollm2(cache_folder: str) -> Callable[..., Engine]:
+def make_smollm2() -> Callable[..., Engine]:
     """Make an engine over the default model; the first call converts the GGUF file, later ones read the conversion."""
-    del cache_folder
 
     def make(**options: Any) -> Engine:
         return Engine.from_pretrained(**options)

@@ -36,15 +36,19 @@ def paged_attention(
         rows = slice(starts[sequence], starts[sequence + 1])
         if length == 0 or rows.start == rows.stop:
             continue
-        blocks = block_tables[sequence, : -(-length // block_size)]
-        keys = key_cache[blocks].flatten(0, 1)[:length]
-        values = value_cache[blocks].flatten(0, 1)[:length]
+        # what left the window of every row may be gone from the pool
+        oldest = 0 if window is None else max(0, length - (rows.stop - rows.start) - window + 1)
+        first_block = oldest // block_size
+        blocks = block_tables[sequence, first_block : -(-length // block_size)]
+        seen = slice(oldest - first_block * block_size, length - first_block * block_size)
+        keys = key_cache.index_select(0, blocks).flatten(0, 1)[seen]
+        values = value_cache.index_select(0, blocks).flatten(0, 1)[seen]
         output[rows] = _attend(query[rows], keys, values, scale, window)
     return output
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-    """Attend with n rows `[n, query_heads, head_dim]`, the last of all positions, over `[length, kv_heads, width]`."""
+    """Attend with n rows `[n, query_heads, head_dim]`, the last of all positions, over `[keys, kv_heads, width]`."""
     rows, length = query.shape[0], keys.shape[0]
     heads, width = keys.shape[1], query.shape[2]
     group = query.shape[1] // heads

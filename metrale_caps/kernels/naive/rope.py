@@ -47,8 +47,8 @@ def rope_write_kv(
 
 def _rotate(heads: Tensor, rotary: RotaryTable, positions: Tensor) -> Tensor:
     half = rotary.cos.shape[1]
-    cos = rotary.cos[positions][:, None]
-    sin = rotary.sin[positions][:, None]
+    cos = rotary.cos.index_select(0, positions)[:, None]
+    sin = rotary.sin.index_select(0, positions)[:, None]
     wide = heads.float()
     first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(heads.dtype)

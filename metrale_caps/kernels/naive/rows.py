@@ -16,6 +16,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None
     """Normalise the last axis; see the kernel's launcher of the same name."""
     wide = x.float()
     normalised = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))).to(x.dtype)
+    if out is None:
+        return (normalised * weight).to(x.dtype)
     return torch.mul(normalised, weight, out=out)
 
 
