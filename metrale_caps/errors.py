@@ -84,7 +84,7 @@ class LayerContractError(MetraleError):
 
     def __init__(self, violations: Sequence[str]) -> None:
         super().__init__("; ".join(violations))
-        self.violations = tuple(violations)
+        self.violations: tuple[str, ...] = tuple(violations)
 
 
 class ConfigurationError(MetraleError, ValueError):
@@ -105,7 +105,7 @@ class UnsupportedArchitectureError(ConfigurationError):
             f"the architecture {architecture!r} has no layers here{because}; supported are: {', '.join(supported)}"
         )
         self.architecture = architecture
-        self.supported = tuple(supported)
+        self.supported: tuple[str, ...] = tuple(supported)
 
 
 class CheckpointError(ConfigurationError):
@@ -174,7 +174,7 @@ class MemoryFaultError(KernelError):
         super().__init__(f"{kernel}: program {program} {what} {argument!r} at offsets {_abridged(offsets)}")
         self.kernel = kernel
         self.argument = argument
-        self.offsets = tuple(offsets)
+        self.offsets: tuple[int, ...] = tuple(offsets)
         self.program = program
 
 
@@ -199,8 +199,8 @@ class RaceError(KernelError):
         super().__init__(f"{kernel}: programs {list(programs)} {what} {argument!r} at offsets {_abridged(offsets)}")
         self.kernel = kernel
         self.argument = argument
-        self.offsets = tuple(offsets)
-        self.programs = tuple(programs)
+        self.offsets: tuple[int, ...] = tuple(offsets)
+        self.programs: tuple[tuple[int, int, int], ...] = tuple(programs)
 
 
 class UnsupportedOperationError(KernelError, NotImplementedError):

@@ -53,9 +53,9 @@ class Engine:
             LayerContractError: its layers cannot be run as they declare.
             CapabilityAnswerError: a layer's answer is malformed.
         """
-        self.options = options or EngineOptions()
+        self.options: EngineOptions = options or EngineOptions()
         self.tokenizer = tokenizer
-        self.counters = Counters()
+        self.counters: Counters = Counters()
         self._decoder = decoder
         num_blocks = self.options.blocks_for(decoder)
         self._blocks = BlockPool(num_blocks, self.options.block_size)

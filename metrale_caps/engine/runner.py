@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Rows
 
-    from metrale_caps.layer import OwnStateLayer
+    from metrale_caps.layer import OwnStateLayer, PagedKv
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.routing.decision import DecisionName
     from metrale_caps.routing.taken import RouteTaken
@@ -48,8 +48,8 @@ class Runner:
     def __init__(self, decoder: Decoder, *, num_blocks: int, block_size: int) -> None:
         self.decoder = decoder
         self.block_size = block_size
-        self.plan = RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
-        self.pages = allocate_pages(
+        self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
+        self.pages: tuple[PagedKv | None, ...] = allocate_pages(
             kv_specs(decoder.layers), num_blocks, block_size, dtype=decoder.dtype, device=decoder.device
         )
         stack = Stack(self.plan, self.pages)

@@ -70,7 +70,7 @@ class Scheduler:
         self._on_release = on_release
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self.preemptions = 0
+        self.preemptions: int = 0
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""

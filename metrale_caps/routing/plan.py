@@ -55,22 +55,22 @@ class RoutePlan:
             LayerContractError: layers lack methods that their answers oblige them to have; all are listed.
             CapabilityAnswerError: a layer's answer is malformed.
         """
-        self.layers = tuple(layers)
-        self.capabilities = tuple(LayerCapabilities.of(layer) for layer in self.layers)
+        self.layers: tuple[object, ...] = tuple(layers)
+        self.capabilities: tuple[LayerCapabilities, ...] = tuple(LayerCapabilities.of(layer) for layer in self.layers)
         violations = contract_violations(self.layers, self.capabilities)
         if violations:
             raise LayerContractError(violations)
         self._unavailable = dict(unavailable or {})
         self._watch = CalibrationWatch(self.layers)
-        self.decode_graph_veto = self._blocked("decode_graph")
-        self.hc_perseq = self._blocked("batched_decode")
-        self.hc_qsa_perseq = self._blocked("fused_step")
-        self.decode_rollback_unsupported = self._blocked("rollback")
-        self.can_batch_verify_dispatch = not self._blocked("verify")
-        self.graph_stale_on_new_sequence = self._blocked("graphs_on_new_sequence")
-        self.inpass_cut_capture_supported = not self._blocked("tail_capture")
-        self.split_prefill_layers = self._indices("is_ssm_layer", answer=True)
-        self.own_state_layers = self._indices("uses_ssm_pool", answer=False)
+        self.decode_graph_veto: bool = self._blocked("decode_graph")
+        self.hc_perseq: bool = self._blocked("batched_decode")
+        self.hc_qsa_perseq: bool = self._blocked("fused_step")
+        self.decode_rollback_unsupported: bool = self._blocked("rollback")
+        self.can_batch_verify_dispatch: bool = not self._blocked("verify")
+        self.graph_stale_on_new_sequence: bool = self._blocked("graphs_on_new_sequence")
+        self.inpass_cut_capture_supported: bool = not self._blocked("tail_capture")
+        self.split_prefill_layers: tuple[int, ...] = self._indices("is_ssm_layer", answer=True)
+        self.own_state_layers: tuple[int, ...] = self._indices("uses_ssm_pool", answer=False)
 
     def _blocked(self, name: DecisionName) -> bool:
         decision = self.decision(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -58,9 +58,8 @@ def execute(
         UnsupportedOperationError: the kernel uses an operation that the executor does not know.
         KernelError: a device assertion failed.
     """
-    while not isinstance(kernel, JITFunction):
-        kernel, arguments = _unwrapped(kernel, arguments)
-    specializer = specializer_of(kernel)
+    inner, arguments = _unwrapped(kernel, arguments)
+    specializer = specializer_of(inner)
     extents = _extents(grid(dict(arguments)) if callable(grid) else grid, specializer.name)
     generated, bound = specializer.bind(arguments)
     if 0 in extents:
@@ -77,15 +76,20 @@ def execute(
     _run(specializer.name, generated, extents, values, monitors)
 
 
-def _unwrapped(kernel: object, arguments: Mapping[str, object]) -> tuple[object, Mapping[str, object]]:
-    if isinstance(kernel, Heuristics):
-        found = dict(arguments)
-        for name, heuristic in kernel.values.items():
-            found[name] = heuristic(found)
-        return kernel.fn, found
-    if isinstance(kernel, Autotuner):
-        return kernel.fn, {**arguments, **kernel.configs[0].kwargs}
-    raise LaunchError(f"{type(kernel).__name__} is not a Triton kernel")
+def _unwrapped(kernel: object, arguments: Mapping[str, object]) -> tuple[JITFunction[..., Any], Mapping[str, object]]:
+    """The innermost kernel, and the arguments with those that its wrappers add."""
+    while True:
+        if isinstance(kernel, JITFunction):
+            return cast("JITFunction[..., Any]", kernel), arguments
+        if isinstance(kernel, Heuristics):
+            found = dict(arguments)
+            for name, heuristic in kernel.values.items():
+                found[name] = heuristic(found)
+            kernel, arguments = kernel.fn, found
+        elif isinstance(kernel, Autotuner):
+            kernel, arguments = kernel.fn, {**arguments, **kernel.configs[0].kwargs}
+        else:
+            raise LaunchError(f"{type(kernel).__name__} is not a Triton kernel")
 
 
 def _extents(grid: tuple[int, ...], kernel: str) -> Program:

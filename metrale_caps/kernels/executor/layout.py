@@ -33,19 +33,18 @@ class Gaps:
         """Which of `offsets`, all inside the span, are elements: a bool array of the same shape."""
         if self._member is not None:
             return np.asarray(self._member[offsets])
-        inside: Array | None = None
         rest = offsets
+        inside: list[Array] = []
         for stride, extent in self._dimensions:
             index, rest = np.divmod(rest, stride)
-            below = index < extent
-            inside = below if inside is None else inside & below
-        below = rest < self.run
-        return np.asarray(below if inside is None else inside & below)
+            inside.append(np.asarray(index < extent))
+        inside.append(np.asarray(rest < self.run))
+        return np.asarray(np.logical_and.reduce(inside))
 
     def holds_rows(self, starts: Array, width: int) -> Array:
         """Which of the rows of `width` neighbours from `starts` on are elements throughout."""
         if self._member is not None:
-            return self._member[starts[..., None] + np.arange(width)].all(-1)
+            return np.logical_and.reduce(self._member[starts[..., None] + np.arange(width)], -1)
         return self.holds(starts) & (self._rest(starts) + np.int64(width) <= self.run)
 
     def _rest(self, offsets: Array) -> Array:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from triton import JITFunction
 
-TARGET: Final = GPUTarget("cuda", 90, 32)
+_TARGET: Final = GPUTarget("cuda", 90, 32)
 """Nothing is compiled for it; the front end asks it which types and dot precisions there are."""
 
 
@@ -27,7 +27,7 @@ def lower(kernel: JITFunction[..., Any], signature: Mapping[str, str], constants
         constants: the constants' values.
     """
     source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants), attrs={})
-    backend = make_backend(TARGET)
+    backend = make_backend(_TARGET)
     # Assertions are only kept in debug mode, which would also add checks for overflow. Fusion is named, though it
     # happens in later stages, because Triton warns where it is left to a default.
     options = backend.parse_options({"debug": True, "sanitize_overflow": False, "enable_fp_fusion": True})
@@ -35,7 +35,7 @@ def lower(kernel: JITFunction[..., Any], signature: Mapping[str, str], constants
     ir.load_dialects(context)
     backend.load_dialects(context)
     module = source.make_ir(
-        TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+        _TARGET, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     )
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)

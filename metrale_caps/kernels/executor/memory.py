@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class AccessFault(Exception):  # noqa: N818 - internal; the launch adds kernel a
     def __init__(self, argument: str, offsets: Array, what: str, *, lanes: bool = False) -> None:
         super().__init__(argument)
         self.argument = argument
-        self.offsets = tuple(np.unique(offsets).tolist())
+        self.offsets: tuple[int, ...] = tuple(np.unique(offsets).tolist())
         self.what = what
         self.lanes = lanes
 
@@ -59,10 +59,10 @@ class Argument:
         dense: bool,
         writable: bool,
     ) -> None:
-        self.name = name
-        self.data = data
-        self.writable = writable
-        self.gaps = None if dense else gaps_of(shape, strides)
+        self.name: str = name
+        self.data: Array = data
+        self.writable: bool = writable
+        self.gaps: Gaps | None = None if dense else gaps_of(shape, strides)
         self.log: AccessLog | None = None
 
     def as_type(self, element: str) -> Access:
@@ -148,9 +148,10 @@ class Access:
             if self._argument.log is not None:
                 self._argument.log.reads.append(np.broadcast_to(offsets, shape)[np.broadcast_to(mask, shape)])
             # Inactive lanes look at the first element, which there is if any lane is within bounds.
-            offsets = np.where(mask, offsets, 0)
-            self._check(offsets, "reads")
-            return np.where(mask, self._values(self._data[offsets]), other)
+            safe: Array = np.where(mask, offsets, 0)
+            self._check(safe, "reads")
+            loaded = self._values(self._data[safe])
+            return cast("Array", np.where(mask, loaded, other))
         loaded = self.load(np.asarray(offsets))
         return loaded if loaded.shape == shape else np.broadcast_to(loaded, shape)
 

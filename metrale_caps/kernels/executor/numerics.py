@@ -110,7 +110,7 @@ class SmallFloat:
     def __init__(self, mantissa: int, bias: int, largest: float, nan: int, infinity: int | None) -> None:
         self.mantissa = mantissa
         self.bias = bias
-        self.largest = np.float32(largest)
+        self.largest: np.float32 = np.float32(largest)
         self._shift = np.uint32(23 - mantissa)
         self._smallest_normal = np.float32(2.0 ** (1 - bias))
         # Adding this to a magnitude below the smallest normal rounds it to a multiple of the smallest subnormal.

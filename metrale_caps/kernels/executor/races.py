@@ -67,7 +67,7 @@ class RaceMonitor:
         self._unit = int(np.gcd.reduce([*starts, *item_sizes]))
         self._programs: list[Program] = []
         self._touched: dict[str, list[Touched]] = {kind: [] for kind in _KINDS}
-        self.logs = tuple(AccessLog() for _ in names)
+        self.logs: tuple[AccessLog, ...] = tuple(AccessLog() for _ in names)
 
     def end_program(self, program: Program) -> None:
         """Take over what the program that has ended touched."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -106,10 +106,12 @@ class Specializer:
         """
         key: list[object] = []
         bound: list[BoundArgument] = []
+        found = 0
         for parameter in self._parameters:
             name = parameter.name
             if name in arguments:
                 value = arguments[name]
+                found += 1
             elif parameter.has_default:
                 value = parameter.default
             else:
@@ -123,9 +125,10 @@ class Specializer:
                 kind = parameter.annotated or kind_of_number(value)
                 key.append(kind)
                 bound.append(BoundArgument(name, _number(kind, value)))
+        if found < len(arguments):
+            self._check_names(arguments)
         generated = self.generated.get(tuple(key))
         if generated is None:
-            self._check_names(arguments)
             generated = self.generated[tuple(key)] = self._generate(arguments)
         return generated, bound
 
@@ -190,7 +193,7 @@ def _constant_key(value: object) -> object:
     """Constants that compare equal may differ in kind, as 1, 1.0 and True do."""
     value = _unwrapped(value)
     if isinstance(value, JITFunction):
-        return id(value)
+        return id(cast("object", value))
     try:
         hash(value)
     except TypeError:

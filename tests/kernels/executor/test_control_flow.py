@@ -15,7 +15,7 @@ from metrale_caps.errors import KernelError, UnsupportedOperationError
 from metrale_caps.kernels.executor import execute
 from metrale_caps.kernels.executor.codegen import generate
 from metrale_caps.kernels.executor.memory import Argument
-from tests.kernels.executor.values import numbers
+from tests.kernels.executor.values import listed
 
 examples = settings(max_examples=12, deadline=None)
 
@@ -148,7 +148,7 @@ def test_for_loop_carries_values_and_addresses(start: int, stop: int) -> None:
     total = np.zeros(4, np.int64)
     for row, step in enumerate(steps):
         total += step + np.arange(4)
-        assert numbers(out[row]) == total.tolist()
+        assert listed(out[row]) == total.tolist()
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
@@ -157,7 +157,7 @@ def test_branches_and_loops_that_only_store(count: int) -> None:
     out = torch.zeros(6)
     execute(effects_kernel, (1,), {"out": out, "count": count})
     expected = [float(count > 2), 2.0 * (count <= 2), *(3.0 + step for step in range(count))]
-    assert numbers(out) == expected + [0.0] * (6 - len(expected))
+    assert listed(out) == expected + [0.0] * (6 - len(expected))
 
 
 @examples
@@ -226,7 +226,7 @@ def test_chosen_address_in_one_argument(which: int) -> None:
     """A branch and a selection between addresses of the same argument."""
     x, out = torch.arange(3.0), torch.zeros(2)
     execute(choose_kernel, (1,), {"x": x, "out": out, "which": which}, writes=("out",))
-    assert numbers(out) == ([1, 2] if which else [2, 1])
+    assert listed(out) == ([1, 2] if which else [2, 1])
 
 
 @pytest.mark.parametrize(

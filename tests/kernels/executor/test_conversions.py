@@ -15,7 +15,6 @@ from metrale_caps.kernels.executor.codegen import generate
 from metrale_caps.kernels.executor.memory import Argument
 from metrale_caps.kernels.executor.numerics import STORED_AS, UNPACK, round_to
 from tests.kernels.executor.single_operation import (
-from tests.kernels.executor.values import numbers
     FLOATS,
     LANES,
     TORCH,
@@ -29,6 +28,7 @@ from tests.kernels.executor.values import numbers
     tensor_of,
     wrapped,
 )
+from tests.kernels.executor.values import listed
 
 
 @pytest.mark.parametrize("name", ["arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"])
@@ -79,7 +79,7 @@ def test_float_to_integer_truncates(name: str, width: int, element: str, data: s
     low, high = max(low, -30000.0), min(high, 30000.0)
     numbers = [number % (high - low) + low if math.isfinite(number) else 0.0 for number in data.draw(FLOATS)]
     bits = float_bits(numbers, element)
-    values = numbers(tensor_of(bits, element).double())
+    values = listed(tensor_of(bits, element).double())
     kept = [number if low <= number <= high else 0.0 for number in values]
     found = apply(conversion(name, element, f"i{width}"), (element,), f"i{width}", [float_bits(kept, element)])
     assert found.tolist() == [wrapped(int(number), width) for number in kept]

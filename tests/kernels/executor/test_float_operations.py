@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.executor.single_operation import FLOATS, ORDER, TORCH, apply, examples, float_bits, tensor_of
-from tests.kernels.executor.values import numbers, shared
+from tests.kernels.executor.values import listed, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ FLOAT_ORDER = ["ord", "uno", *(kind + order for kind in "ou" for order in ORDER)
 def test_float_comparison(predicate: str, element: str, first: list[float], second: list[float]) -> None:
     """Ordered predicates are false with a NaN, unordered ones true."""
     bits = [float_bits(first, element), float_bits(second, element)]
-    pairs = zip(*(numbers(tensor_of(each, element).double()) for each in bits), strict=True)
+    pairs = zip(*(listed(tensor_of(each, element).double()) for each in bits), strict=True)
     line = f"arith.cmpf {predicate}, %in0, %in1 : tensor<16x{element}>"
     found = apply(line, (element, element), "i1", bits)
     assert found.tolist() == [_float_order(predicate, a, b) for a, b in pairs]
@@ -48,7 +48,7 @@ def test_float_comparison(predicate: str, element: str, first: list[float], seco
 
 def _square_root(tensor: torch.Tensor) -> torch.Tensor:
     """Correctly rounded, which torch's is not in float64."""
-    roots = [math.sqrt(number) if number >= 0 else math.nan for number in numbers(tensor)]
+    roots = [math.sqrt(number) if number >= 0 else math.nan for number in listed(tensor)]
     return torch.tensor(roots, dtype=torch.float64)
 
 

@@ -15,12 +15,14 @@ from triton.compiler import ASTSource
 from metrale_caps.errors import LaunchError
 from metrale_caps.kernels.executor import execute, lowering
 from metrale_caps.kernels.executor.specialization import generated_kernels, kind_of_number
-from tests.kernels.executor.values import numbers
+from tests.kernels.executor.values import listed
+
+EIGHT: Any = 8
 
 
 @triton.jit
 def scale_kernel(
-    x: tl.tensor, out: tl.tensor, factor: tl.tensor, shift: tl.tensor | None, N: tl.constexpr = tl.constexpr(8)
+    x: tl.tensor, out: tl.tensor, factor: tl.tensor, shift: tl.tensor | None, N: tl.constexpr = EIGHT
 ) -> None:
     lane = tl.arange(0, N)
     value = tl.load(x + lane).to(tl.float32) * factor
@@ -67,9 +69,9 @@ def test_defaults_and_none() -> None:
     """A parameter's default is used, and None is a constant that the kernel can test for."""
     arguments = _arguments()
     execute(scale_kernel, (1,), arguments, writes=("out",))
-    assert numbers(arguments["out"]) == [2.0] * 8
+    assert listed(arguments["out"]) == [2.0] * 8
     execute(scale_kernel, (1,), {**arguments, "shift": 1}, writes=("out",))
-    assert numbers(arguments["out"]) == [3.0] * 8
+    assert listed(arguments["out"]) == [3.0] * 8
 
 
 def test_second_launch_of_one_kind_lowers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +128,7 @@ def test_autotuner_runs_its_first_configuration_once() -> None:
     """Nothing is timed, and nothing runs twice."""
     out = torch.zeros(3)
     execute(tuned_kernel, lambda arguments: (arguments["n"],), {"out": out, "n": 3})
-    assert numbers(out) == [3.0] * 3
+    assert listed(out) == [3.0] * 3
 
 
 @pytest.mark.parametrize("grid", [(0,), (3, 0), (1, 1, 0)])
@@ -157,6 +159,13 @@ def test_argument_that_no_kernel_takes(change: dict[str, object], message: str) 
         execute(scale_kernel, (1,), _arguments(**change))
 
 
+def test_unknown_argument_is_refused_at_every_launch() -> None:
+    """Even if the kernel was generated before."""
+    execute(scale_kernel, (1,), _arguments(num_warps=4))
+    with pytest.raises(LaunchError, match="no argument 'bias'"):
+        execute(scale_kernel, (1,), _arguments(bias=1))
+
+
 def test_missing_argument() -> None:
     """A parameter without a default has to be given."""
     with pytest.raises(LaunchError, match="scale_kernel: the argument 'factor' is missing"):
@@ -173,7 +182,7 @@ def test_tensor_that_requires_grad_is_written_in_place() -> None:
     """Kernels know nothing of gradients."""
     out = torch.zeros(8, requires_grad=True)
     execute(scale_kernel, (1,), _arguments(out=out), writes=("out",))
-    assert numbers(out.detach()) == [2.0] * 8
+    assert listed(out.detach()) == [2.0] * 8
 
 
 def _compiled() -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from metrale_caps.kernels.executor import execute
 from metrale_caps.kernels.executor.specialization import POINTERS
-from tests.kernels.executor.values import numbers
+from tests.kernels.executor.values import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,13 +192,13 @@ def test_atomic_updates_of_shared_addresses(kind: str, dtype: torch.dtype, seed:
     start = torch.randint(low, 9, (5,), generator=generator)
     out, old = start.clone().to(dtype), torch.zeros(16, dtype=dtype)
     execute(atomic_kernel, (1,), {"x": x.to(dtype), "at": at, "old": old, "out": out, "N": 16, "KIND": kind})
-    memory, replaced = numbers(start), [0] * 16
-    for lane, (value, place) in enumerate(zip(numbers(x), numbers(at), strict=True)):
+    memory, replaced = listed(start), [0] * 16
+    for lane, (value, place) in enumerate(zip(listed(x), listed(at), strict=True)):
         if value != 5:
             replaced[lane] = memory[place]
             memory[place] = ATOMICS[kind](memory[place], value)
-    assert numbers(out.long()) == memory
-    assert numbers(old.long()) == replaced
+    assert listed(out.long()) == memory
+    assert listed(old.long()) == replaced
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -219,8 +219,8 @@ def test_compare_and_swap() -> None:
     expected[::2] = -1
     old = torch.empty_like(out)
     execute(swap_kernel, (1,), {"out": out, "old": old, "expected": expected, "N": 8})
-    assert numbers(old) == list(range(8))
-    assert numbers(out) == [0, 100, 2, 100, 4, 100, 6, 100]
+    assert listed(old) == list(range(8))
+    assert listed(out) == [0, 100, 2, 100, 4, 100, 6, 100]
 
 
 def test_programs_may_update_one_address_atomically() -> None:

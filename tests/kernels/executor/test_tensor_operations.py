@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.kernels.executor import execute
-from tests.kernels.executor.values import numbers
+from tests.kernels.executor.values import listed
 
 examples = settings(max_examples=8, deadline=None)
 powers = st.sampled_from([2, 4, 16])
@@ -77,7 +77,9 @@ def exclusive_or_kernel(x: tl.tensor, out: tl.tensor, N: tl.constexpr) -> None:
 
 
 @triton.jit
-def recurrence(decay: tl.tensor, value: tl.tensor, next_decay: tl.tensor, next_value: tl.tensor) -> tl.tensor:
+def recurrence(
+    decay: tl.tensor, value: tl.tensor, next_decay: tl.tensor, next_value: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     return decay * next_decay, value * next_decay + next_value
 
 
@@ -205,7 +207,7 @@ def test_exclusive_or_of_an_axis() -> None:
     out = torch.empty(1, dtype=torch.int32)
     execute(exclusive_or_kernel, (1,), {"x": x, "out": out, "N": 64})
     expected = 0
-    for number in numbers(x):
+    for number in listed(x):
         expected ^= number
     assert out.item() == expected
 
@@ -218,10 +220,14 @@ def test_scans(reverse: bool, count: int, seed: int) -> None:
     sums, products, states = (torch.empty(count, count) for _ in range(3))
     arguments = {"x": x, "decay": decay, "sums": sums, "products": products, "states": states}
     execute(scan_kernel, (1,), {**arguments, "REVERSE": reverse, "N": count})
-    turn = (lambda tensor, axis: tensor.flip(axis)) if reverse else (lambda tensor, _: tensor)
+
+    def turn(tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return tensor.flip(axis) if reverse else tensor
+
     torch.testing.assert_close(sums, turn(turn(x, 1).cumsum(1), 1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(products, turn(turn(x, 0).cumprod(0), 0), rtol=1e-5, atol=1e-5)
-    state, expected = torch.zeros(count), []
+    state = torch.zeros(count)
+    expected: list[torch.Tensor] = []
     for step in range(count):
         state = state * turn(decay, 1)[:, step] + turn(x, 1)[:, step]
         expected.append(state)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def numbers(tensor: torch.Tensor) -> list[Any]:
+def listed(tensor: torch.Tensor) -> list[Any]:
     """The elements, as nested lists of Python numbers."""
-    found: list[Any] = tensor.tolist()  # pyright: ignore[reportUnknownMemberType]
-    return found
+    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def shared(array: NDArray[Any]) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Carried:
     """
 
     def __init__(self, writer: Writer, value_type: Type, extent: Extent, argument: str | None) -> None:
-        self.name = writer.name()
+        self.name: str = writer.name()
         self.extent = extent
         self._type = value_type
         self._argument = argument

@@ -127,12 +127,18 @@ def _rows(writer: Writer, pointer: Pointer, mask: Operand) -> Rows | None:
     )
 
 
+def _mask(writer: Writer, operation: Operation, position: int) -> Operand:
+    """The operand that says which lanes are active; all are where it is left out."""
+    given = operation.operands[position : position + 1]
+    return writer.operand(given[0]) if given else _TRUE
+
+
 def load(writer: Writer, operation: Operation) -> None:
     """`tt.load`: lanes masked off give `other`, or zero."""
     result = operation.result
     pointer = writer.pointer(operation.operands[0])
     access = _access(writer, pointer, result.type.element)
-    mask = writer.operand(operation.operands[1]) if len(operation.operands) > 1 else _TRUE
+    mask = _mask(writer, operation, 1)
     other = _other(writer, operation)
     rows = _rows(writer, pointer, mask) if other.extent == () else None
     if rows is not None:
@@ -165,7 +171,7 @@ def store(writer: Writer, operation: Operation) -> None:
     value = writer.operand(operation.operands[1])
     pointer = writer.pointer(operation.operands[0])
     access = _access(writer, pointer, value.type.element)
-    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE
+    mask = _mask(writer, operation, 2)
     writer.stored.add(pointer.argument)
     rows = _rows(writer, pointer, mask)
     if rows is not None and broadcast_extents([rows.shape, value.extent]) == rows.shape:
@@ -185,12 +191,12 @@ def store(writer: Writer, operation: Operation) -> None:
 
 def atomic_update(writer: Writer, operation: Operation) -> None:
     """`tt.atomic_rmw`: gives the old elements; lanes that share an address take turns."""
-    kind = operation.keywords[0]
+    kind = next(iter(operation.keywords), "")
     if kind not in ATOMIC_UPDATES:
         raise writer.unsupported("tt.atomic_rmw", kind)
     value = writer.operand(operation.operands[1])
     access, offsets = _place(writer, operation.operands[0], value.type.element)
-    mask = writer.operand(operation.operands[2]) if len(operation.operands) > 2 else _TRUE
+    mask = _mask(writer, operation, 2)
     writer.stored.add(writer.pointer(operation.operands[0]).argument)
     arguments = f"{ATOMIC_UPDATES[kind]}, {offsets.code}, {value.code}, {mask.code}, {value.type.shape}"
     _define_impure(writer, operation, f"{access}.atomic({arguments})")
