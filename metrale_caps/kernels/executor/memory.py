@@ -13,6 +13,7 @@ from metrale_caps.kernels.executor.numerics import COMPUTED_AS, PACK, STORED_AS,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from metrale_caps.kernels.executor.layout import Gaps
     from metrale_caps.kernels.executor.races import AccessLog
 
     Array = NDArray[Any]
