@@ -204,13 +204,16 @@ class Engine:
     def _sequences(
         self, prompts: str | Iterable[str | list[int]], max_new_tokens: int, *, ignore_eos: bool, chat: bool
     ) -> list[Sequence]:
-        if self._scheduler.busy:
-            raise RequestError("this engine is still generating; exhaust or close the running stream first")
+        self._refuse_while_busy()
         if max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
         stop = frozenset[int]() if ignore_eos else self._decoder.stop_token_ids
         listed = [prompts] if isinstance(prompts, str) else list(prompts)
         return [self._sequence(index, prompt, max_new_tokens, stop, chat) for index, prompt in enumerate(listed)]
+
+    def _refuse_while_busy(self) -> None:
+        if self._scheduler.busy:
+            raise RequestError("this engine is still generating; exhaust or close the running stream first")
 
     def _sequence(
         self, index: int, prompt: str | list[int], max_new_tokens: int, stop: frozenset[int], chat: bool
@@ -229,6 +232,7 @@ class Engine:
         return Sequence(index, tokens, len(tokens), new, stop)
 
     def _run(self, sequences: list[Sequence], sampling: Sampling, progress: Progress) -> Iterator[TokenEvent]:
+        self._refuse_while_busy()
         sampler = Sampler(sampling, self.options.seed)
         texts = [TextStream(self.tokenizer) for _ in sequences]
         self._routes = {sequence.index: Counter() for sequence in sequences}

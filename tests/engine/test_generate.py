@@ -134,6 +134,18 @@ def test_closing_a_stream_frees_what_it_holds(tiny_llama: Any, alone: list[tuple
     assert engine.generate(_PROMPTS[:1], max_new_tokens=_NEW, ignore_eos=True)[0].token_ids == alone[0]
 
 
+def test_second_stream_waits_its_turn(tiny_llama: Any) -> None:
+    """A stream that was made while none ran is refused when it starts beside a running one."""
+    engine = _make_engine(tiny_llama)
+    first: Any = engine.stream([[5, 6]], max_new_tokens=3, ignore_eos=True)
+    second: Any = engine.stream([[7]], max_new_tokens=3, ignore_eos=True)
+    next(first)
+    with pytest.raises(RequestError, match="still generating"):
+        next(second)
+    assert len(list(first)) == 2
+    _assert_nothing_is_held(engine)
+
+
 def test_routes_count_the_steps_of_each_request(tiny_llama: Any) -> None:
     """Each output says which routes its steps took, and how often."""
     engine = _make_engine(tiny_llama, prefill_chunk=8, max_slots=1)
