@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The examples run and print what they say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_own_layer_changes_the_routes_and_not_the_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """The layer is named in the decisions it changed, counts each sequence on its own, and both answers are right."""
+    runpy.run_path(str(_EXAMPLES / "own_layer.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("batched_decode: one sequence at a time (hc_perseq)")
+    assert "layer 2 " in lines[0]
+    assert "layer 2 " in lines[1]
+    assert sum("layer 2 saw" in line for line in lines) == 2
+    assert lines[-2] == "The capital of France is Paris."
+    assert lines[-1].startswith("The sea is a vast and mysterious realm")
