@@ -50,7 +50,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         raise LaunchError(f"gate_up must have an even number of columns, gate and up, but has {both}")
     width = both // 2
     y = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
-    tile = elementwise_tile(gate_up.device, rows, width)
+    tile = elementwise_tile(gate_up.device, rows, width, gate_up.element_size())
     launch(
         silu_mul_kernel,
         (triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.columns)),

@@ -52,6 +52,7 @@ def paged_attention_kernel(
     HEAD_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WIDE_BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -79,15 +80,20 @@ def paged_attention_kernel(
     value_channel = tl.arange(0, VALUE_BLOCK)
     global_row = (start + row).to(tl.int64)
     q = tl.load(
-        query + global_row[:, None] * stride_query_row + head[:, None] * stride_query_head + channel[None, :],
+        query
+        + global_row[:, None] * stride_query_row
+        + head[:, None].to(tl.int64) * stride_query_head
+        + channel[None, :],
         mask=live[:, None] & (channel[None, :] < HEAD_DIM),
         other=0.0,
     )
 
     end = tl.minimum(length, history + first_row + rows_per_tile)
-    begin = 0
+    oldest = 0
     if HAS_WINDOW:
-        begin = tl.maximum(history + first_row - window + 1, 0) // KEYS * KEYS
+        # what left the window of every row may be gone from the pool
+        oldest = tl.maximum(history + first_row - window + 1, 0)
+    begin = oldest // KEYS * KEYS
     if SPLITS > 1:
         share = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
         begin += split * share
@@ -97,15 +103,21 @@ def paged_attention_kernel(
     total = tl.full((ROWS,), 0.0, tl.float32)
     mixed = tl.full((ROWS, VALUE_BLOCK), 0.0, tl.float32)
     table = block_tables + sequence.to(tl.int64) * stride_table
+    keys_of_head = key_cache + kv_head.to(tl.int64) * stride_key_head
+    values_of_head = value_cache + kv_head.to(tl.int64) * stride_value_head
     for at in range(begin, end, KEYS):
         key = at + tl.arange(0, KEYS)
         exists = key < end
+        if HAS_WINDOW:
+            exists = exists & (key >= oldest)
         block = tl.load(table + key // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
         offset = key % BLOCK_SIZE
-        key_place = block * stride_key_block + offset * stride_key_token + kv_head * stride_key_head
-        value_place = block * stride_value_block + offset * stride_value_token + kv_head * stride_value_head
+        if WIDE_BLOCKS:
+            offset = offset.to(tl.int64)
+        key_place = block * stride_key_block + offset * stride_key_token
+        value_place = block * stride_value_block + offset * stride_value_token
         k = tl.load(
-            key_cache + key_place[:, None] + channel[None, :],
+            keys_of_head + key_place[:, None] + channel[None, :],
             mask=exists[:, None] & (channel[None, :] < HEAD_DIM),
             other=0.0,
         )
@@ -121,7 +133,7 @@ def paged_attention_kernel(
         decay = tl.exp2(peak - base)
         total = total * decay + tl.sum(weights, 1)
         v = tl.load(
-            value_cache + value_place[:, None] + value_channel[None, :],
+            values_of_head + value_place[:, None] + value_channel[None, :],
             mask=exists[:, None] & (value_channel[None, :] < VALUE_DIM),
             other=0.0,
         )
@@ -158,7 +170,7 @@ def paged_attention(
 
     Row r of the n rows of a sequence sits at position `length - n + r` and sees the keys up to its own position; with
     a window, only the last `window` of them. A row that sees no key comes out as zeros. Cells and table entries past
-    a sequence's length are never read.
+    a sequence's length, or before the windows of all its rows, are never read.
 
     Args:
         query: `[rows, query_heads, head_dim]`; outer strides are free.
@@ -176,7 +188,8 @@ def paged_attention(
     Returns:
         `[rows, query_heads, value_dim]`, new, in the dtype of `query`.
     """
-    check_attention(query, key_cache, value_cache, block_tables, lengths, row_starts, window)
+    check_attention(query, key_cache, value_cache, block_tables, lengths, row_starts)
+    check_bounds(query, max_rows, window, splits)
     rows, query_heads, head_dim = query.shape
     _, block_size, kv_heads, value_dim = value_cache.shape
     sequences, group = lengths.shape[0], query_heads // kv_heads
@@ -222,6 +235,8 @@ def paged_attention(
         HEAD_BLOCK=next_power_of_two(head_dim),
         VALUE_BLOCK=next_power_of_two(value_dim),
         BLOCK_SIZE=block_size,
+        # offsets inside a block fit 32 bits in every common layout, which saves registers
+        WIDE_BLOCKS=block_size * max(key_cache.stride(1), value_cache.stride(1)) >= 2**31,
         ROWS=tile.rows,
         KEYS=tile.keys,
         SPLITS=splits,
@@ -238,9 +253,8 @@ def check_attention(
     block_tables: torch.Tensor,
     lengths: torch.Tensor,
     row_starts: torch.Tensor,
-    window: int | None,
 ) -> None:
-    """Check the arguments of `paged_attention`.
+    """Check the tensors of `paged_attention`.
 
     Raises:
         LaunchError: a shape, dtype or stride does not fit; it is named.
@@ -255,11 +269,23 @@ def check_attention(
     expect_shape("row_starts", row_starts, sequences_and_one=sequences + 1)
     for name, tensor in (("block_tables", block_tables), ("lengths", lengths), ("row_starts", row_starts)):
         expect_dtype(name, tensor, torch.int32)
+        expect_inner_contiguous(name, tensor)
     for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
         expect_inner_contiguous(name, tensor)
         expect_dtype(name, tensor, query.dtype)
-    expect_inner_contiguous("block_tables", block_tables)
     if query.shape[1] % kv_heads:
         raise LaunchError(f"{query.shape[1]} query heads cannot share {kv_heads} key-value heads evenly")
+
+
+def check_bounds(query: torch.Tensor, max_rows: int, window: int | None, splits: int | None) -> None:
+    """Check the numbers of `paged_attention`.
+
+    Raises:
+        LaunchError: a number has no meaning; it is named.
+    """
+    if max_rows < 1 and query.shape[0]:
+        raise LaunchError(f"max_rows is {max_rows}, but query has {query.shape[0]} rows")
+    if splits is not None and splits < 1:
+        raise LaunchError(f"splits is {splits}; the keys of a row need at least one program")
     if window is not None and window < 1:
         raise LaunchError(f"the window is {window}; it must be at least 1, since a row sees itself")

@@ -49,3 +49,13 @@ def expect_inner_contiguous(name: str, tensor: Tensor) -> None:
         raise LaunchError(
             f"the last axis of {name} must be contiguous, but its stride is {tensor.stride(-1)}; call `.contiguous()`"
         )
+
+
+def expect_contiguous(name: str, tensor: Tensor) -> None:
+    """Require a tensor to be contiguous as a whole.
+
+    Raises:
+        LaunchError: it is not.
+    """
+    if not tensor.is_contiguous():
+        raise LaunchError(f"{name} must be contiguous, but its strides are {tensor.stride()}; call `.contiguous()`")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from metrale_caps.kernels.checks import expect_contiguous, expect_shape
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import next_power_of_two, whole_row_tile
 
@@ -59,7 +60,12 @@ def combine(partial: Tensor, log_sum_exp: Tensor, output: Tensor) -> Tensor:
         log_sum_exp: `[rows, heads, splits]` fp32, base 2; -inf for a part that saw no key.
         output: `[rows, heads, width]`, contiguous.
     """
+    expect_shape("partial", partial, rows=None, heads=None, splits=None, width=None)
     rows, heads, splits, width = partial.shape
+    expect_shape("log_sum_exp", log_sum_exp, rows=rows, heads=heads, splits=splits)
+    expect_shape("output", output, rows=rows, heads=heads, width=width)
+    for name, tensor in (("partial", partial), ("log_sum_exp", log_sum_exp), ("output", output)):
+        expect_contiguous(name, tensor)
     split_block = next_power_of_two(splits)
     tile = whole_row_tile(partial.device, rows * heads, split_block * next_power_of_two(width))
     launch(

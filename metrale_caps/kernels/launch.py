@@ -52,7 +52,8 @@ def record_launches() -> Generator[list[Launch]]:
     try:
         yield launches
     finally:
-        _recorded.remove(launches)
+        # two recorders with the same launches are equal lists
+        _recorded[:] = [one for one in _recorded if one is not launches]
 
 
 def launch(

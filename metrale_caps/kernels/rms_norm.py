@@ -64,6 +64,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Te
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Add `x` to `residual` in place and return the norm of the sum; shapes as for `rms_norm`."""
+    expect_shape("x", x, rows=None, width=None)
     expect_shape("residual", residual, rows=x.shape[0], width=x.shape[1])
     expect_dtype("residual", residual, x.dtype)
     expect_inner_contiguous("residual", residual)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from metrale_caps.errors import LaunchError
-from metrale_caps.kernels.checks import expect_dtype, expect_inner_contiguous, expect_shape
+from metrale_caps.kernels.checks import expect_contiguous, expect_dtype, expect_inner_contiguous, expect_shape
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import head_tile, next_power_of_two
 
@@ -92,7 +92,7 @@ def rope_write_kv_kernel(
 ):
     dtype = query.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    head = tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS)
     live_row = row < rows
     slot = tl.load(cache_slots + row, mask=live_row, other=-1)
     position = tl.load(positions + row, mask=live_row, other=0)
@@ -190,10 +190,11 @@ def rope_write_kv(
     query = torch.empty(rows, query_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     half = rotary.cos.shape[1]
     rest = head_dim - 2 * half
-    tile_rows, tile_heads, warps = head_tile(qkv.device, rows, query_heads + 2 * key_value_heads, head_dim)
+    packed_heads = query_heads + 2 * key_value_heads
+    tile_rows, tile_heads, warps = head_tile(qkv.device, rows, packed_heads, half, qkv.element_size())
     launch(
         rope_write_kv_kernel,
-        (triton.cdiv(rows, tile_rows), triton.cdiv(query_heads + 2 * key_value_heads, tile_heads)),
+        (triton.cdiv(rows, tile_rows), triton.cdiv(packed_heads, tile_heads)),
         writes=("query", "key_cache", "value_cache"),
         num_warps=warps,
         qkv=qkv,
@@ -254,11 +255,15 @@ def check_rope(
     for name, tensor in (("positions", positions), ("cache_slots", cache_slots)):
         expect_shape(name, tensor, rows=rows)
         expect_dtype(name, tensor, torch.int64)
+        expect_inner_contiguous(name, tensor)
     for name, tensor in (("qkv", qkv), ("key_cache", key_cache), ("value_cache", value_cache)):
         expect_inner_contiguous(name, tensor)
         expect_dtype(name, tensor, qkv.dtype)
+    expect_shape("rotary.cos", rotary.cos, positions=None, half=None)
+    expect_shape("rotary.sin", rotary.sin, positions=rotary.cos.shape[0], half=rotary.cos.shape[1])
     for name, tensor in (("rotary.cos", rotary.cos), ("rotary.sin", rotary.sin)):
         expect_dtype(name, tensor, torch.float32)
+        expect_contiguous(name, tensor)
     if rotary.rotary_dim > head_dim:
         raise LaunchError(f"the rotation has {rotary.rotary_dim} channels, but a head has {head_dim}")
 

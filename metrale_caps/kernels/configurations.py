@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The kernel configurations that are shipped: every kernel at the shapes of common models, as launches to compile."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from metrale_caps.errors import ConfigurationError
+from metrale_caps.kernels.activation import silu_mul
+from metrale_caps.kernels.architecture import Architecture, assume_architecture
+from metrale_caps.kernels.attention import paged_attention
+from metrale_caps.kernels.launch import record_launches
+from metrale_caps.kernels.rms_norm import add_rms_norm, rms_norm
+from metrale_caps.kernels.rope import rope_write_kv
+from metrale_caps.kernels.rotary import RotaryTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from metrale_caps.kernels.launch import Launch
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "sm_80": Architecture("nvidia", generation=8, multiprocessors=108),
+    "sm_90": Architecture("nvidia", generation=9, multiprocessors=132),
+    "sm_100": Architecture("nvidia", generation=10, multiprocessors=148),
+    "gfx942": Architecture("amd", multiprocessors=304),
+}
+
+_META = torch.device("meta")
+_BLOCK_SIZE = 16
+_POSITIONS = 4096
+_SEQUENCES = 32
+_BF16, _FP32 = torch.bfloat16, torch.float32
+
+
+class Configuration(NamedTuple):
+    """One kernel as one model launches it.
+
+    Attributes:
+        kernel: name of the kernel's function; a call may launch more than one kernel.
+        call: calls the launcher with tensors that hold no data.
+        multiplies: whether the kernel multiplies matrices.
+        many_rows: whether it does so for at least 64 rows at a time.
+    """
+
+    kernel: str
+    call: Callable[[], object]
+    multiplies: bool = False
+    many_rows: bool = False
+
+
+def launch_of(name: str, target: str) -> Launch:
+    """Return the launch of a configuration of `CONFIGURATIONS` with the tiles of a target.
+
+    Raises:
+        ConfigurationError: the call launches no kernel of the configuration's name, or several.
+    """
+    configuration = CONFIGURATIONS[name]
+    with record_launches() as launches, assume_architecture(ARCHITECTURES[target]):
+        configuration.call()
+    found = [launch for launch in launches if launch.kernel.fn.__name__ == configuration.kernel]
+    if len(found) != 1:
+        raise ConfigurationError(f"{name} launches {configuration.kernel} {len(found)} times rather than once")
+    return found[0]
+
+
+def _empty(*shape: int, dtype: torch.dtype = _BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=_META)
+
+
+def _pages(heads: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    blocks = _SEQUENCES * _POSITIONS // _BLOCK_SIZE
+    return _empty(blocks, 2, _BLOCK_SIZE, heads, width, dtype=dtype).unbind(1)
+
+
+def _attention(
+    heads: tuple[int, int],
+    head_dim: int,
+    rows: int,
+    *,
+    dtype: torch.dtype = _BF16,
+    value_dim: int | None = None,
+    window: int | None = None,
+    splits: int = 1,
+) -> None:
+    query_heads, kv_heads = heads
+    keys, values = _pages(kv_heads, head_dim, dtype)
+    packed = _empty(rows * _SEQUENCES, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
+    paged_attention(
+        packed[:, :query_heads],
+        keys,
+        values[..., :value_dim],
+        _empty(_SEQUENCES, _POSITIONS // _BLOCK_SIZE, dtype=torch.int32),
+        _empty(_SEQUENCES, dtype=torch.int32),
+        _empty(_SEQUENCES + 1, dtype=torch.int32),
+        scale=head_dim**-0.5,
+        max_rows=rows,
+        max_length=_POSITIONS,
+        window=window,
+        splits=splits,
+    )
+
+
+def _rope(
+    heads: tuple[int, int],
+    head_dim: int,
+    *,
+    dtype: torch.dtype = _BF16,
+    rotary_dim: int | None = None,
+    head_norms: bool = False,
+) -> None:
+    query_heads, kv_heads = heads
+    half = (rotary_dim or head_dim) // 2
+    keys, values = _pages(kv_heads, head_dim, dtype)
+    norm = _empty(head_dim, dtype=dtype) if head_norms else None
+    rope_write_kv(
+        _empty(_SEQUENCES, (query_heads + 2 * kv_heads) * head_dim, dtype=dtype),
+        RotaryTable(_empty(_POSITIONS, half, dtype=_FP32), _empty(_POSITIONS, half, dtype=_FP32)),
+        _empty(_SEQUENCES, dtype=torch.int64),
+        _empty(_SEQUENCES, dtype=torch.int64),
+        keys,
+        values,
+        query_heads=query_heads,
+        key_value_heads=kv_heads,
+        query_norm=norm,
+        key_norm=norm,
+    )
+
+
+def _norm(width: int, dtype: torch.dtype, *, residual: bool = False) -> None:
+    x, weight = _empty(_SEQUENCES, width, dtype=dtype), _empty(width, dtype=dtype)
+    if residual:
+        add_rms_norm(x, torch.empty_like(x), weight, 1e-5)
+    else:
+        rms_norm(x, weight, 1e-5)
+
+
+def _gate(width: int, dtype: torch.dtype) -> None:
+    silu_mul(_empty(_SEQUENCES, 2 * width, dtype=dtype))
+
+
+_decode = functools.partial(_attention, rows=1)
+_prefill = functools.partial(_attention, rows=512)
+
+
+def _attends(call: Callable[[], object], *, many_rows: bool = False) -> Configuration:
+    return Configuration("paged_attention_kernel", call, multiplies=True, many_rows=many_rows)
+
+
+def _attention_configurations() -> dict[str, Configuration]:
+    found: dict[str, Configuration] = {}
+    shapes = [((32, 8), head_dim) for head_dim in (64, 80, 96, 128, 192, 256)]
+    for heads, head_dim in [*shapes, ((9, 3), 64), ((9, 3), 128), ((28, 4), 128), ((8, 8), 128)]:
+        kind = f"bf16 d{head_dim} {heads[0]}/{heads[1]}"
+        found[f"attention decode {kind}"] = _attends(functools.partial(_decode, heads, head_dim))
+        found[f"attention prefill {kind}"] = _attends(functools.partial(_prefill, heads, head_dim), many_rows=True)
+    wide_keys = {"heads": (16, 16), "head_dim": 192, "value_dim": 128}
+    sixteen = {"heads": (32, 8), "head_dim": 64, "dtype": torch.float16}
+    exact = {"heads": (9, 3), "head_dim": 64, "dtype": _FP32}
+    for kind, shape in (("bf16 d192/128 16/16", wide_keys), ("fp16 d64 32/8", sixteen), ("fp32 d64 9/3", exact)):
+        found[f"attention decode {kind}"] = _attends(functools.partial(_decode, **shape))
+        found[f"attention prefill {kind}"] = _attends(functools.partial(_prefill, **shape), many_rows=True)
+    split = functools.partial(_decode, (32, 8), 128, splits=8)
+    found["attention decode split bf16 d128 32/8"] = _attends(split)
+    found["attention decode window bf16 d128 32/8"] = _attends(functools.partial(_decode, (32, 8), 128, window=1024))
+    found["combine bf16 d128 8 splits"] = Configuration("combine_kernel", split)
+    return found
+
+
+CONFIGURATIONS: Mapping[str, Configuration] = {
+    **_attention_configurations(),
+    "rope bf16 d128 32/8": Configuration("rope_write_kv_kernel", lambda: _rope((32, 8), 128)),
+    "rope with head norms bf16 d128 32/8": Configuration(
+        "rope_write_kv_kernel", lambda: _rope((32, 8), 128, head_norms=True)
+    ),
+    "rope of 32 channels bf16 d80 32/32": Configuration(
+        "rope_write_kv_kernel", lambda: _rope((32, 32), 80, rotary_dim=32)
+    ),
+    "rope fp32 d64 9/3": Configuration("rope_write_kv_kernel", lambda: _rope((9, 3), 64, dtype=_FP32)),
+    "rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16)),
+    "add_rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16, residual=True)),
+    "add_rms_norm bf16 576": Configuration("rms_norm_kernel", lambda: _norm(576, _BF16, residual=True)),
+    "add_rms_norm fp32 576": Configuration("rms_norm_kernel", lambda: _norm(576, _FP32, residual=True)),
+    "silu_mul bf16 14336": Configuration("silu_mul_kernel", lambda: _gate(14336, _BF16)),
+    "silu_mul fp32 1536": Configuration("silu_mul_kernel", lambda: _gate(1536, _FP32)),
+}
