@@ -23,6 +23,41 @@ from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import attention_tile, dot_precision, next_power_of_two, split_count
 
 
+@triton.jit
+def _key_range(
+    first: tl.tensor,
+    end: tl.tensor,
+    window: tl.tensor,
+    split: tl.tensor,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the oldest key that rows from position `first` on see, and where a split's tiles begin and end."""
+    oldest = first * 0
+    if HAS_WINDOW:
+        oldest = tl.maximum(first - window + 1, 0)
+    begin = oldest // KEYS * KEYS
+    if SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
+        begin += split * share
+        end = tl.minimum(end, begin + share)
+    return oldest, begin, end
+
+
+@triton.jit
+def _softmax_step(
+    scores: tl.tensor, peak: tl.tensor, total: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the weights of more scores, the factor of earlier ones, and the new peak and total of each row."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # a row that has seen no key yet must not turn -inf - -inf into NaN
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(peak - base)
+    return weights, decay, new_peak, total * decay + tl.sum(weights, 1)
+
+
 @triton.jit(do_not_specialize=["scale_log2", "window", "tiles", "stride_table"])
 def paged_attention_kernel(
     query: tl.tensor,
@@ -88,16 +123,9 @@ def paged_attention_kernel(
         other=0.0,
     )
 
+    # what left the window of every row may be gone from the pool
     end = tl.minimum(length, history + first_row + rows_per_tile)
-    oldest = 0
-    if HAS_WINDOW:
-        # what left the window of every row may be gone from the pool
-        oldest = tl.maximum(history + first_row - window + 1, 0)
-    begin = oldest // KEYS * KEYS
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
-        begin += split * share
-        end = tl.minimum(end, begin + share)
+    oldest, begin, end = _key_range(history + first_row, end, window, split, KEYS, SPLITS, HAS_WINDOW)
 
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
@@ -126,30 +154,24 @@ def paged_attention_kernel(
         if HAS_WINDOW:
             seen = seen & (key[None, :] > own[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # a row that has seen no key yet must not turn -inf - -inf into NaN
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(peak - base)
-        total = total * decay + tl.sum(weights, 1)
+        weights, decay, peak, total = _softmax_step(scores, peak, total)
         v = tl.load(
             values_of_head + value_place[:, None] + value_channel[None, :],
             mask=exists[:, None] & (value_channel[None, :] < VALUE_DIM),
             other=0.0,
         )
         mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
-        peak = new_peak
 
-    result = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    divisor = tl.where(total > 0.0, total, 1.0)
     cell = (global_row * QUERY_HEADS + head) * SPLITS + split
     tl.store(
         output + cell[:, None] * VALUE_DIM + value_channel[None, :],
-        result,
+        mixed / divisor[:, None],
         mask=live[:, None] & (value_channel[None, :] < VALUE_DIM),
     )
     if SPLITS > 1:
-        empty = tl.where(total > 0.0, peak + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-        tl.store(log_sum_exp + cell, empty, mask=live)
+        logs = tl.where(total > 0.0, peak + tl.log2(divisor), float("-inf"))
+        tl.store(log_sum_exp + cell, logs, mask=live)
 
 
 def paged_attention(
