@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, cast, get_args, over
 
 from metrale_caps import protocols
 from metrale_caps.errors import CapabilityAnswerError, UnknownCapabilityError
+from metrale_caps.lookup import find_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,10 @@ _FOLDS: Mapping[Fold, Callable[[Sequence[Answer]], bool | None]] = {
     Fold.NO_FALSE: lambda answers: all(answer is not False for answer in answers),
     Fold.PER_LAYER: lambda _answers: None,
 }
+
+
+_OBJECTIONS: Mapping[Fold, bool] = {Fold.ANY: True, Fold.ALL_NON_EMPTY: False, Fold.NO_FALSE: False}
+"""The answer that forces the other route; where each layer stands for itself, the one that is not the default."""
 
 
 class Asked(Enum):
@@ -106,6 +111,18 @@ class Query:
     consequence: str
     optional: bool = False
     changes: bool = False
+
+    @property
+    def objection(self) -> bool:
+        """The answer with which a layer stands in the way of the wanted route."""
+        return _OBJECTIONS.get(self.fold, not self.default)
+
+    def objects(self, answers: Sequence[Answer]) -> bool:
+        """Return whether a stack with these answers stands in the way of the wanted route."""
+        folded = self.fold.apply(answers)
+        if folded is None:
+            return any(answer is self.objection for answer in answers)
+        return folded is self.objection
 
     @property
     def answer_type(self) -> str:
@@ -256,15 +273,20 @@ class LayerCapabilities:
     is_ssm_layer: bool
     uses_ssm_pool: bool
     supports_replay_tail_split: bool
-    sources: Mapping[QueryName, Source]
+    source_pairs: tuple[tuple[QueryName, Source], ...]
 
     @classmethod
     def of(cls, layer: object) -> Self:
         """Ask a layer all ten queries; errors as in `capability_of`."""
         asked: dict[QueryName, tuple[Answer, Source]] = {name: _ask(layer, row) for name, row in QUERIES.items()}
         answers = cast("dict[str, bool]", {name: answer for name, (answer, _) in asked.items()})
-        sources: dict[QueryName, Source] = {name: source for name, (_, source) in asked.items()}
-        return cls(layer_type=type_name(type(layer)), sources=types.MappingProxyType(sources), **answers)
+        pairs: list[tuple[QueryName, Source]] = [(name, source) for name, (_, source) in asked.items()]
+        return cls(layer_type=type_name(type(layer)), source_pairs=tuple(pairs), **answers)
+
+    @property
+    def sources(self) -> dict[QueryName, Source]:
+        """Where each answer came from."""
+        return dict(self.source_pairs)
 
     def answer(self, query: QueryName) -> Answer:
         """Return the answer to one query by name."""
@@ -276,85 +298,52 @@ def type_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _row(query: str) -> Query:
-    row = QUERIES.get(cast("QueryName", query))
+def _row(query: object) -> Query:
+    row = QUERIES.get(cast("QueryName", query)) if isinstance(query, str) else None
     if row is None:
         names = query_names()
-        near = difflib.get_close_matches(query, names, n=1)
-        raise UnknownCapabilityError(query, names, near[0] if near else None)
+        near = difflib.get_close_matches(str(query), names, n=1)
+        raise UnknownCapabilityError(str(query), names, near[0] if near else None)
     return row
 
 
 def _ask(layer: object, row: Query) -> tuple[Answer, Source]:
-    method, source = _find(layer, row)
-    if source is Source.DEFAULT:
-        return row.default, source
-    return _validated(layer, row, _call(layer, row, method)), source
-
-
-_MISSING = object()
-
-
-def _find(layer: object, row: Query) -> tuple[object, Source]:
-    """Find the method without evaluating properties, so that asking has no side effects."""
     if isinstance(layer, type):
         raise CapabilityAnswerError(
             type_name(layer), row.name, "a class was asked", "a layer, an instance", "Build the layer first."
         )
-    own = cast("Mapping[str, object]", getattr(layer, "__dict__", {})).get(row.name, _MISSING)
-    if own is not _MISSING:
-        return own, Source.DECLARED
-    stub = vars(row.protocol)[row.name]
-    for cls in type(layer).__mro__:
-        found = cast("object", vars(cls).get(row.name, _MISSING))
-        if found is _MISSING or found is stub:
-            continue
-        return _bound(layer, row, found)
-    return _forwarded(layer, row)
-
-
-def _bound(layer: object, row: Query, found: object) -> tuple[object, Source]:
-    if isinstance(found, (property, functools.cached_property)):
-        raise _refusal(layer, row, "is a property", "Make it a method.")
-    bind = getattr(type(found), "__get__", None)
-    if bind is None:
-        return found, Source.DECLARED
-    try:
-        return bind(found, layer, type(layer)), Source.DECLARED
-    except AttributeError:
-        if isinstance(found, types.MemberDescriptorType):  # a slot that was never filled
-            return None, Source.DEFAULT
-        raise
-
-
-def _forwarded(layer: object, row: Query) -> tuple[object, Source]:
-    if not hasattr(type(layer), "__getattr__"):
-        return None, Source.DEFAULT
-    try:
-        return getattr(layer, row.name), Source.DELEGATED
-    except AttributeError as error:
-        # Python names the attribute that was missing, so that another one, missing inside the forwarding code, shows.
-        if error.name == row.name:
-            return None, Source.DEFAULT
-        error.add_note(f"raised while looking up {type_name(type(layer))}.{row.name}")
-        raise
+    member = find_member(layer, row.name, vars(row.protocol)[row.name])
+    if member is None:
+        return row.default, Source.DEFAULT
+    source = Source.DELEGATED if member.delegated else Source.DECLARED
+    return _validated(layer, row, _call(layer, row, member.value)), source
 
 
 def _call(layer: object, row: Query, method: object) -> object:
-    if not callable(method):
+    if isinstance(method, (property, functools.cached_property)):
+        raise _refusal(layer, row, "is a property", "Make it a method.")
+    if not callable(method) or hasattr(type(method), "forward"):
         raise _refusal(layer, row, f"is {_described(method)}, not a method", "Make it a method.")
     try:
         return method()
     except Exception as error:
-        if isinstance(error, TypeError) and _raised_by_the_call_itself(error):
+        if isinstance(error, TypeError) and not _takes_no_argument(method):
             came = f"cannot be called without arguments ({error})"
             raise _refusal(layer, row, came, "Drop the arguments.") from None
         error.add_note(f"raised by {type_name(type(layer))}.{row.name}() while its capability was asked")
         raise
 
 
-def _raised_by_the_call_itself(error: TypeError) -> bool:
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+def _takes_no_argument(method: Callable[..., object]) -> bool:
+    import inspect  # only on the way to an error
+
+    try:
+        inspect.signature(method).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a built-in without a signature
+        return True
+    return True
 
 
 def _validated(layer: object, row: Query, answer: object) -> Answer:
@@ -363,6 +352,8 @@ def _validated(layer: object, row: Query, answer: object) -> Answer:
     if isinstance(answer, types.CoroutineType):
         cast("types.CoroutineType[object, object, object]", answer).close()
         raise _refusal(layer, row, "is a coroutine function", "Remove `async`.")
+    if isinstance(answer, (types.GeneratorType, types.AsyncGeneratorType)):
+        raise _refusal(layer, row, "is a generator function", "Return the answer rather than yield it.")
     advice = "Return True or False." if answer is None else "Convert the answer with bool(...), on the host."
     raise _refusal(layer, row, f"answered {_described(answer)}", advice)
 

@@ -10,6 +10,7 @@ MetraleError
 ├── ConfigurationError (also ValueError)
 │   ├── UnsupportedArchitectureError
 │   └── CheckpointError
+├── StalledError
 ├── RequestError (also ValueError)
 │   ├── PromptTooLongError
 │   └── CapacityError
@@ -110,6 +111,22 @@ class UnsupportedArchitectureError(ConfigurationError):
 
 class CheckpointError(ConfigurationError):
     """A checkpoint is missing, damaged, or of a kind that is never loaded (pickles execute code)."""
+
+
+class StalledError(MetraleError):
+    """Sequences are waiting and none can run: blocks were lost, which is a fault of the engine.
+
+    Attributes:
+        free_blocks: blocks nobody holds.
+        pool_blocks: blocks of the pool.
+    """
+
+    def __init__(self, free_blocks: int, pool_blocks: int) -> None:
+        super().__init__(
+            f"no sequence can run: {free_blocks} of {pool_blocks} cache blocks are free; please report this as a bug"
+        )
+        self.free_blocks = free_blocks
+        self.pool_blocks = pool_blocks
 
 
 class RequestError(MetraleError, ValueError):

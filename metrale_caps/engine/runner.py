@@ -8,31 +8,21 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from metrale_caps.engine.inputs import decode_inputs, prefill_inputs
+from metrale_caps.errors import ConfigurationError
 from metrale_caps.routing.decode import DecodeDispatcher
+from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
 from metrale_caps.routing.prefill import PrefillDispatcher
 from metrale_caps.routing.stack import Stack
 from metrale_caps.state.paged_kv import allocate_pages, kv_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Sequence as Rows
 
     from metrale_caps.layer import OwnStateLayer, PagedKv
     from metrale_caps.models.decoder import Decoder
-    from metrale_caps.routing.decision import DecisionName
     from metrale_caps.routing.taken import RouteTaken
     from metrale_caps.state.sequence import Sequence
-
-UNAVAILABLE: Mapping[DecisionName, str] = {
-    "prefix_lookup": "this engine keeps no prefix cache yet",
-    "decode_graph": "this engine captures no graphs yet",
-    "fused_step": "this engine runs decode rows and prefill chunks in passes of their own",
-    "rollback": "this engine does not roll back yet",
-    "verify": "this engine makes no drafts yet",
-    "tail_capture": "this engine takes no snapshots yet",
-}
-"""Routes that the plan decides and this engine does not take, with the reason."""
 
 
 class Runner:
@@ -49,6 +39,7 @@ class Runner:
         self.decoder = decoder
         self.block_size = block_size
         self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
+        _refuse_pool_layers(self.plan)
         self.pages: tuple[PagedKv | None, ...] = allocate_pages(
             kv_specs(decoder.layers), num_blocks, block_size, dtype=decoder.dtype, device=decoder.device
         )
@@ -90,3 +81,12 @@ class Runner:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _refuse_pool_layers(plan: RoutePlan) -> None:
+    for index in plan.split_prefill_layers:
+        if index not in plan.own_state_layers:
+            raise ConfigurationError(
+                f"layer {index} ({plan.capabilities[index].layer_type}) keeps recurrent state in a pool, which "
+                "this engine does not have yet; a layer that owns its state answers False to uses_ssm_pool"
+            )

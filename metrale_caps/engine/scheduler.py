@@ -114,13 +114,13 @@ class Scheduler:
         return chunks
 
     def _admit(self) -> Sequence | None:
-        """Start the oldest waiting sequence if a slot is free and its first chunk fits without preempting anyone."""
+        """Start the oldest waiting sequence if a slot is free and its tokens fit without preempting anyone."""
         if not self._waiting or not self._slots.free:
             return None
         sequence = self._waiting[0]
-        first = self._blocks.blocks_for(min(len(sequence.tokens), self._prefill_chunk))
-        # one block for each running sequence stays free, so that an admission does not preempt at once
-        if self._running and first + len(self._running) > self._blocks.free:
+        # the whole prompt must fit beside one block for each running sequence: a prompt that is admitted and then gives
+        # way has been computed for nothing
+        if self._running and self._blocks.blocks_for(len(sequence.tokens)) + len(self._running) > self._blocks.free:
             return None
         self._waiting.popleft()
         sequence.slot = self._slots.claim()
@@ -144,15 +144,15 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        self._waiting.appendleft(sequence)  # first, so that a failing release does not lose it
         self._release(sequence)
-        self._waiting.appendleft(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Free what a sequence holds; it is not run again."""
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
         if sequence in self._running:
             self._release(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._running.remove(sequence)

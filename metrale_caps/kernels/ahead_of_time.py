@@ -64,6 +64,8 @@ class Metrics:
         warpgroup: those of them that a group of four warps executes as one.
         loads: loads from global memory, asynchronous copies included.
         wide_loads: those of them that move 16 bytes a thread.
+        stores: stores to global memory.
+        wide_stores: those of them that move 16 bytes a thread.
     """
 
     registers: int
@@ -76,6 +78,13 @@ class Metrics:
     warpgroup: int
     loads: int
     wide_loads: int
+    stores: int
+    wide_stores: int
+
+    @property
+    def narrow(self) -> int:
+        """Accesses of global memory that move less than 16 bytes a thread."""
+        return self.loads - self.wide_loads + self.stores - self.wide_stores
 
 
 def measure(launch: Launch, target: str) -> Metrics:
@@ -87,7 +96,7 @@ def measure(launch: Launch, target: str) -> Metrics:
     """
     name = launch.kernel.fn.__name__
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    source = source_of(launch)
+    source = source_of(launch, target)
     try:
         compiled = triton.compile(source, target=TARGETS[target], options=options)
     except Exception as error:  # each stage of the compiler raises kinds of its own
@@ -97,8 +106,9 @@ def measure(launch: Launch, target: str) -> Metrics:
     return _amd(compiled.asm["amdgcn"], compiled.metadata)
 
 
-def source_of(launch: Launch) -> ASTSource:
+def source_of(launch: Launch, target: str) -> ASTSource:
     """Return the kernel with the types, constants and alignments of a launch's arguments."""
+    is_amd = TARGETS[target].backend == "hip"
     signature: dict[str, str] = {}
     constants: dict[str, object] = {}
     attributes: dict[tuple[int, ...], list[list[str | int]]] = {}
@@ -110,8 +120,13 @@ def source_of(launch: Launch) -> ASTSource:
             constants[parameter.name] = value
             continue
         signature[parameter.name] = _type_of(parameter.name, value)
+        known = list[list[str | int]]()
         if specialized and _is_aligned(value):
-            attributes[index,] = [["tt.divisibility", _ALIGNMENT]]
+            known.append(["tt.divisibility", _ALIGNMENT])
+        if specialized and is_amd and _has_small_offsets(value):
+            known.append(["tt.pointer_range", 32])
+        if known:
+            attributes[index,] = known
     return ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
@@ -119,7 +134,7 @@ def _type_of(name: str, value: Argument) -> str:
     if isinstance(value, torch.Tensor) and value.dtype in _POINTERS:
         return _POINTERS[value.dtype]
     if isinstance(value, bool):
-        return "i1"
+        return "u1"
     if isinstance(value, int):
         return "i32" if value in _INT32 else "i64"
     if isinstance(value, float):
@@ -134,6 +149,11 @@ def _is_aligned(value: Argument) -> bool:
     return type(value) is int and value % _ALIGNMENT == 0
 
 
+def _has_small_offsets(value: Argument) -> bool:
+    """Whether 32 bits hold every offset in the allocation, for which AMD targets have narrower addressing."""
+    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() in _INT32
+
+
 def _nvidia(cubin: bytes, metadata: Any) -> Metrics:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
@@ -144,7 +164,8 @@ def _nvidia(cubin: bytes, metadata: Any) -> Metrics:
         raise KernelError("the disassembler says nothing about registers")
     registers, stack, local = (int(number) for number in resources.groups())
     operations = Counter(_SASS.findall(listing))
-    loads = _having(operations, ("LDG", "LDGSTS", "UTMALDG"))
+    # with the dot: LDGDEPBAR waits for copies and moves nothing
+    loads, stores = _having(operations, ("LDG.", "LDGSTS.", "UTMALDG")), _having(operations, ("STG.", "UTMASTG"))
     return Metrics(
         registers=registers,
         spill_bytes=stack + local,
@@ -155,7 +176,9 @@ def _nvidia(cubin: bytes, metadata: Any) -> Metrics:
         tensor_core=_count(operations, ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")),
         warpgroup=_count(operations, ("HGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")),
         loads=loads.total(),
-        wide_loads=sum(times for name, times in loads.items() if ".128" in name or name.startswith("UTMALDG")),
+        wide_loads=_having(loads, ("UTMA",)).total() + _containing(loads, ".128"),
+        stores=stores.total(),
+        wide_stores=_having(stores, ("UTMA",)).total() + _containing(stores, ".128"),
     )
 
 
@@ -175,6 +198,7 @@ def _amd(assembly: str, metadata: Any) -> Metrics:
     code = assembly.split(".section", maxsplit=1)[0]
     operations = Counter(_AMDGCN.findall(code))
     loads = _having(operations, ("global_load", "buffer_load"))
+    stores = _having(operations, ("global_store", "buffer_store"))
     return Metrics(
         registers=noted("vgpr_count"),
         spill_bytes=max(noted("private_segment_fixed_size"), 4 * noted("vgpr_spill_count")),
@@ -185,12 +209,18 @@ def _amd(assembly: str, metadata: Any) -> Metrics:
         tensor_core=_count(operations, ("v_mfma", "v_wmma", "v_swmmac")),
         warpgroup=0,
         loads=loads.total(),
-        wide_loads=sum(times for name, times in loads.items() if "dwordx4" in name or "b128" in name),
+        wide_loads=_containing(loads, "dwordx4") + _containing(loads, "b128"),
+        stores=stores.total(),
+        wide_stores=_containing(stores, "dwordx4") + _containing(stores, "b128"),
     )
 
 
 def _having(operations: Counter[str], beginnings: tuple[str, ...]) -> Counter[str]:
     return Counter({name: times for name, times in operations.items() if name.startswith(beginnings)})
+
+
+def _containing(operations: Counter[str], part: str) -> int:
+    return sum(times for name, times in operations.items() if part in name)
 
 
 def _count(operations: Counter[str], beginnings: Iterable[str]) -> int:

@@ -142,10 +142,8 @@ def paged_attention_kernel(
         offset = key % BLOCK_SIZE
         if WIDE_BLOCKS:
             offset = offset.to(tl.int64)
-        key_place = block * stride_key_block + offset * stride_key_token
-        value_place = block * stride_value_block + offset * stride_value_token
         k = tl.load(
-            keys_of_head + key_place[:, None] + channel[None, :],
+            keys_of_head + (block * stride_key_block + offset * stride_key_token)[:, None] + channel[None, :],
             mask=exists[:, None] & (channel[None, :] < HEAD_DIM),
             other=0.0,
         )
@@ -156,7 +154,9 @@ def paged_attention_kernel(
         scores = tl.where(seen, scores, float("-inf"))
         weights, decay, peak, total = _softmax_step(scores, peak, total)
         v = tl.load(
-            values_of_head + value_place[:, None] + value_channel[None, :],
+            values_of_head
+            + (block * stride_value_block + offset * stride_value_token)[:, None]
+            + value_channel[None, :],
             mask=exists[:, None] & (value_channel[None, :] < VALUE_DIM),
             other=0.0,
         )

@@ -33,6 +33,7 @@ _META = torch.device("meta")
 _BLOCK_SIZE = 16
 _POSITIONS = 4096
 _SEQUENCES = 32
+_POOL_BLOCKS = 2**20
 _BF16, _FP32 = torch.bfloat16, torch.float32
 
 
@@ -72,8 +73,8 @@ def _empty(*shape: int, dtype: torch.dtype = _BF16) -> torch.Tensor:
 
 
 def _pages(heads: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    blocks = _SEQUENCES * _POSITIONS // _BLOCK_SIZE
-    return _empty(blocks, 2, _BLOCK_SIZE, heads, width, dtype=dtype).unbind(1)
+    # a pool fills what memory the model leaves: too much for offsets of 32 bits
+    return _empty(_POOL_BLOCKS, 2, _BLOCK_SIZE, heads, width, dtype=dtype).unbind(1)
 
 
 def _attention(

@@ -93,7 +93,8 @@ def launch(
         for launches in _recorded:
             launches.append(Launch(kernel, grid, arguments, num_warps, num_stages))
     else:
-        kernel[grid](**arguments, num_warps=num_warps, num_stages=num_stages)
+        # said, since the compiler's default differs between versions, and with it the bits
+        kernel[grid](**arguments, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True)
 
 
 def _checked_device(kernel: JITFunction[..., Any], writes: tuple[str, ...], arguments: Mapping[str, Argument]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,19 +61,23 @@ def _check(config: Any) -> None:
         raise refuse(f"hidden_act is {config.hidden_act!r}, only 'silu' is computed")
     if getattr(config, "use_sliding_window", False) and config.sliding_window is not None:
         raise refuse("it uses a sliding window")
+    if getattr(config, "is_causal", True) is False:
+        raise refuse("it does not attend causally")
     if config.num_attention_heads % config.num_key_value_heads:
         raise refuse(f"{config.num_attention_heads} query heads over {config.num_key_value_heads} key-value heads")
 
 
 def _rotary_table(model: Any, context_tokens: int) -> RotaryTable:
+    """Compute rotations in fp32 from the configuration: a model's own frequencies are rounded with its weights."""
     rotary = model.model.rotary_emb
     kind = getattr(rotary, "rope_type", "default")
     if kind not in {"default", "linear", "llama3", "yarn"}:
         raise UnsupportedArchitectureError(model.config.model_type, SUPPORTED, f"its rotation is of kind {kind!r}")
     device = model.model.embed_tokens.weight.device
-    return RotaryTable.build(
-        rotary.inv_freq.float().to(device), context_tokens, scaling=float(rotary.attention_scaling), device=device
-    )
+    utilities: Any = importlib.import_module("transformers.modeling_rope_utils")
+    initialise = rotary.compute_default_rope_parameters if kind == "default" else utilities.ROPE_INIT_FUNCTIONS[kind]
+    frequencies, scaling = initialise(model.config, device=device)
+    return RotaryTable.build(frequencies, context_tokens, scaling=float(scaling), device=device)
 
 
 def _layer(
@@ -112,10 +117,13 @@ def _norm_weight(module: Any, name: str) -> Tensor | None:
 
 
 def _projection(linear: Any) -> Projection:
+    _check_linear(linear)
     return Projection(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
 
 
 def _packed(linears: tuple[Any, ...], *, consume: bool) -> Projection:
+    for linear in linears:
+        _check_linear(linear)
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     if consume:
@@ -123,3 +131,13 @@ def _packed(linears: tuple[Any, ...], *, consume: bool) -> Projection:
             page_out(linear.weight)
             linear.weight = None
     return Projection(weight, bias)
+
+
+def _check_linear(linear: Any) -> None:
+    """Refuse what only looks like a linear map: an adapter's own term would be lost without a word."""
+    hooks = linear._forward_hooks or linear._forward_pre_hooks  # noqa: SLF001 - torch has no public way to ask
+    if type(linear) is not torch.nn.Linear or hooks:
+        what = "a Linear with hooks" if type(linear) is torch.nn.Linear else type(linear).__qualname__
+        raise UnsupportedArchitectureError(
+            "llama", SUPPORTED, f"a projection is {what}; only plain torch.nn.Linear is computed: merge adapters first"
+        )

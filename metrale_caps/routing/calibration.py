@@ -19,26 +19,30 @@ if TYPE_CHECKING:
 class CalibrationWatch:
     """Polls `fp8_calibration_frozen` over a stack."""
 
-    __slots__ = ("_layers", "_witness")
+    __slots__ = ("_answers", "_layers", "_witness")
 
     def __init__(self, layers: Sequence[object]) -> None:
         self._layers = tuple(layers)
+        self._answers: list[bool | None] = []
         self._witness = 0
         self._advance()
 
     def ready(self) -> bool:
-        """Return whether no layer says False. A layer that said True once is not asked again."""
+        """Return whether no layer says False. A layer that said something else once is not asked again."""
         if self._witness == len(self._layers):
             return True
         return self._advance()
 
     def _advance(self) -> bool:
         while self._witness < len(self._layers):
-            if capability_of(self._layers[self._witness], "fp8_calibration_frozen") is False:
+            answer = capability_of(self._layers[self._witness], "fp8_calibration_frozen")
+            if answer is False:
                 return False
+            self._answers.append(answer)
             self._witness += 1
         return True
 
     def answers(self) -> tuple[bool | None, ...]:
-        """Ask every layer now; for explanations, not for a step's path."""
-        return tuple(capability_of(layer, "fp8_calibration_frozen") for layer in self._layers)
+        """Return the answers that `ready` goes by: those that were settled, and the others asked now."""
+        waiting = self._layers[self._witness :]
+        return (*self._answers, *(capability_of(layer, "fp8_calibration_frozen") for layer in waiting))

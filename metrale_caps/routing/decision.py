@@ -49,6 +49,34 @@ class LayerReason:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingMethodReason:
+    """A layer that lacks a forward method, so that its rows run one at a time through another."""
+
+    layer_index: int
+    layer_type: str
+    method: str
+    instead: str = "decode"
+
+    @override
+    def __str__(self) -> str:
+        return f"layer {self.layer_index} {self.what}"
+
+    @property
+    def what(self) -> str:
+        """The layer's type and what it lacks, without its index."""
+        return f"({self.layer_type}) has no `{self.method}` and runs `{self.instead}` row by row"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the reason as plain data."""
+        return {
+            "layer_index": self.layer_index,
+            "layer_type": self.layer_type,
+            "missing": self.method,
+            "instead": self.instead,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReason:
     """Something outside the layers that stood in the way, or overrode them."""
 
@@ -63,7 +91,7 @@ class EngineReason:
         return {"engine": self.text}
 
 
-Reason: TypeAlias = LayerReason | EngineReason
+Reason: TypeAlias = LayerReason | MissingMethodReason | EngineReason
 
 DecisionName: TypeAlias = Literal[
     "prefix_lookup",
@@ -124,7 +152,7 @@ class Decision:
 def grouped(reasons: tuple[Reason, ...]) -> list[str]:
     """Return the reasons as phrases, layers that say the same in the same way named together."""
     phrases = [str(reason) for reason in reasons if isinstance(reason, EngineReason)]
-    layers = [reason for reason in reasons if isinstance(reason, LayerReason)]
+    layers = [reason for reason in reasons if not isinstance(reason, EngineReason)]
     groups: dict[str, list[int]] = {}
     for reason in layers:
         groups.setdefault(reason.what, []).append(reason.layer_index)
@@ -155,8 +183,7 @@ class Choice:
         query: the query that decides it.
         wanted: the route if no layer objects.
         otherwise: the route if one does.
-        objection: the answer that counts as an objection.
-        needs_a_layer: whether an empty stack objects.
+        without_engine: the route where the engine does not offer the choice; `otherwise` by default.
         override: environment variable that, set to 1, overrides the layers.
     """
 
@@ -164,8 +191,7 @@ class Choice:
     query: QueryName
     wanted: str
     otherwise: str
-    objection: Answer = True
-    needs_a_layer: bool = False
+    without_engine: str | None = None
     override: str | None = None
 
 
@@ -182,7 +208,6 @@ _ROWS = (
         "fp8_calibration_frozen",
         "graphs allowed",
         "no graphs until the FP8 calibration freezes",
-        objection=False,
     ),
     Choice("decode_graph", "decode_graph_unsupported", "captured in graphs", "eager"),
     Choice(
@@ -220,21 +245,20 @@ _ROWS = (
         "is_ssm_layer",
         "`prefill` on every layer",
         "in three phases on the layers that have them, `prefill` on the others",
+        without_engine="`prefill` on every layer",
     ),
     Choice(
         "recurrent_state",
         "uses_ssm_pool",
         "in the engine's pool",
         "allocated and owned by the layers named, in the pool for the others",
-        objection=False,
+        without_engine="allocated and owned by the layers that have any",
     ),
     Choice(
         "tail_capture",
         "supports_replay_tail_split",
         "one pass with a capture at the cut",
         "two passes, split at the cut",
-        objection=False,
-        needs_a_layer=True,
     ),
 )
 

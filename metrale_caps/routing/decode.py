@@ -22,8 +22,7 @@ class DecodeDispatcher:
         self._decode: tuple[Forward[DecodeContext], ...] = stack.forwards("decode")
         self._decode_multi_seq = stack.forwards("decode_multi_seq", otherwise=_row_by_row)
         self._single = RouteTaken("decode", "one sequence")
-        batched = stack.plan.decision("batched_decode")
-        self._several = RouteTaken("decode", batched.route, batched.reasons)
+        self._several = _route_of_several(stack)
 
     def run(self, hidden: torch.Tensor, context: DecodeContext, states: LayerStates) -> tuple[torch.Tensor, RouteTaken]:
         """Decode one token of each sequence.
@@ -48,6 +47,13 @@ class DecodeDispatcher:
             for row in range(hidden.shape[0])
         ]
         return torch.cat(rows)
+
+
+def _route_of_several(stack: Stack) -> RouteTaken:
+    batched = stack.plan.decision("batched_decode")
+    lacking = () if stack.plan.hc_perseq else stack.lacking("decode_multi_seq")
+    route = f"{batched.route}, row by row on some layers" if lacking else batched.route
+    return RouteTaken("decode", route, (*batched.reasons, *lacking))
 
 
 def _row_by_row(decode: Forward[DecodeContext]) -> Forward[DecodeContext]:

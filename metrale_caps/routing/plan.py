@@ -27,6 +27,8 @@ __all__ = ["Decision", "EngineReason", "LayerReason", "Reason", "RoutePlan"]
 class RoutePlan:
     """The routes of one stack of layers.
 
+    The attributes are what the layers' answers come to. A decision also knows what the engine itself cannot do.
+
     The plan owns the tuple of layers it decided about; the dispatchers run that tuple, so decision and execution
     cannot disagree.
 
@@ -62,19 +64,19 @@ class RoutePlan:
             raise LayerContractError(violations)
         self._unavailable = dict(unavailable or {})
         self._watch = CalibrationWatch(self.layers)
-        self.decode_graph_veto: bool = self._blocked("decode_graph")
-        self.hc_perseq: bool = self._blocked("batched_decode")
-        self.hc_qsa_perseq: bool = self._blocked("fused_step")
-        self.decode_rollback_unsupported: bool = self._blocked("rollback")
-        self.can_batch_verify_dispatch: bool = not self._blocked("verify")
-        self.graph_stale_on_new_sequence: bool = self._blocked("graphs_on_new_sequence")
-        self.inpass_cut_capture_supported: bool = not self._blocked("tail_capture")
+        self.decode_graph_veto: bool = self._objects("decode_graph")
+        self.hc_perseq: bool = self._objects("batched_decode")
+        self.hc_qsa_perseq: bool = self._objects("fused_step")
+        self.decode_rollback_unsupported: bool = self._objects("rollback")
+        self.can_batch_verify_dispatch: bool = not self._objects("verify")
+        self.graph_stale_on_new_sequence: bool = self._objects("graphs_on_new_sequence")
+        self.inpass_cut_capture_supported: bool = not self._objects("tail_capture")
         self.split_prefill_layers: tuple[int, ...] = self._indices("is_ssm_layer", answer=True)
         self.own_state_layers: tuple[int, ...] = self._indices("uses_ssm_pool", answer=False)
 
-    def _blocked(self, name: DecisionName) -> bool:
-        decision = self.decision(name)
-        return decision.route != decision.wanted
+    def _objects(self, name: DecisionName) -> bool:
+        query = CHOICES[name].query
+        return QUERIES[query].objects(self._current_answers(query))
 
     def _indices(self, query: QueryName, *, answer: bool) -> tuple[int, ...]:
         return tuple(index for index, layer in enumerate(self.capabilities) if layer.answer(query) is answer)
@@ -89,7 +91,11 @@ class RoutePlan:
 
     def mla_prefill_needs_full_recompute(self) -> bool:
         """Return whether a prefix lookup must match nothing; `METRALE_MLA_PREFIX_SKIP=1` overrides, read each time."""
-        return self._blocked("prefix_lookup")
+        return not self._overridden("prefix_lookup") and self._objects("prefix_lookup")
+
+    def _overridden(self, name: DecisionName) -> bool:
+        variable = CHOICES[name].override
+        return variable is not None and os.environ.get(variable) == "1"
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -99,23 +105,23 @@ class RoutePlan:
     def decision(self, name: DecisionName) -> Decision:
         """Return one decision with all its reasons."""
         choice = CHOICES[name]
+        query = QUERIES[choice.query]
         answers = self._current_answers(choice.query)
         reasons: list[Reason] = [
             LayerReason(index, layer.layer_type, choice.query, answer, layer.sources[choice.query])
             for index, (layer, answer) in enumerate(zip(self.capabilities, answers, strict=True))
-            if answer is choice.objection
+            if answer is query.objection
         ]
-        if choice.needs_a_layer and not self.layers:
+        route = choice.otherwise if query.objects(answers) else choice.wanted
+        if route == choice.otherwise and not reasons:
             reasons.append(EngineReason("the stack has no layers"))
-        blocked = bool(reasons)
-        if choice.override is not None and os.environ.get(choice.override) == "1":
-            reasons.insert(0, EngineReason(f"{choice.override}=1 overrides the layers"))
-            blocked = False
         if name in self._unavailable:
             reasons.insert(0, EngineReason(self._unavailable[name]))
-            blocked = True
-        route = choice.otherwise if blocked else choice.wanted
-        return Decision(name, choice.query, QUERIES[choice.query].asked, route, choice.wanted, tuple(reasons))
+            route = choice.without_engine or choice.otherwise
+        elif self._overridden(name):
+            reasons.insert(0, EngineReason(f"{choice.override}=1 overrides the layers"))
+            route = choice.wanted
+        return Decision(name, choice.query, query.asked, route, choice.wanted, tuple(reasons))
 
     def _current_answers(self, query: QueryName) -> list[bool | None]:
         if QUERIES[query].changes:

@@ -20,7 +20,9 @@ class PrefillDispatcher:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._prefill = stack.forwards("prefill", otherwise=_row_by_row)
-        self._route = RouteTaken("prefill", "`prefill` per chunk")
+        lacking = stack.lacking("prefill")
+        route = "`prefill` per chunk, row by row on some layers" if lacking else "`prefill` per chunk"
+        self._route = RouteTaken("prefill", route, lacking)
 
     def run(
         self, hidden: torch.Tensor, context: PrefillContext, states: LayerStates

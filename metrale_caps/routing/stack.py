@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import torch
 
 from metrale_caps.layer import ForwardContext, forward_method
+from metrale_caps.routing.decision import MissingMethodReason
 
 if TYPE_CHECKING:
     from metrale_caps.layer import PagedKv
@@ -50,6 +51,14 @@ class Stack:
                 raise LookupError(f"{type(layer).__qualname__} has no `{name}`")
             forwards.append(method)
         return tuple(forwards)
+
+    def lacking(self, name: str) -> tuple[MissingMethodReason, ...]:
+        """Return the layers without a method of a name."""
+        return tuple(
+            MissingMethodReason(index, self.plan.capabilities[index].layer_type, name)
+            for index, layer in enumerate(self.plan.layers)
+            if forward_method(layer, name) is None
+        )
 
     def run(
         self, forwards: tuple[Forward[_Context], ...], hidden: torch.Tensor, context: _Context, states: LayerStates

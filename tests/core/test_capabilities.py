@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import warnings
+import weakref
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
@@ -260,6 +263,48 @@ def test_attribute_error_inside_a_proxy_is_not_a_missing_method() -> None:
 
     with pytest.raises(AttributeError, match="no inner layer"):
         capability_of(Cut(), "is_ssm_layer")
+
+
+class _Transparent:
+    """Forwards everything, before its own attributes are looked at."""
+
+    def __init__(self, inner: object) -> None:
+        object.__setattr__(self, "inner", inner)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+
+@pytest.mark.parametrize("wrap", [_Proxy, _Transparent, weakref.proxy], ids=["getattr", "getattribute", "weakref"])
+def test_no_kind_of_proxy_hides_a_veto(wrap: Any) -> None:
+    """However a proxy forwards, the inner layer's answer counts, and an inner stub is still missing."""
+    inner = type("Layer", (UsesSsmPool,), {"decode_graph_unsupported": lambda _self: True})()  # pyright: ignore[reportUnknownLambdaType]
+    proxy = wrap(inner)
+    assert capability_of(proxy, "decode_graph_unsupported") is True
+    assert capability_of(proxy, "uses_ssm_pool") is True
+    assert capability_of(proxy, "is_ssm_layer") is False
+
+
+def test_snapshot_can_be_copied_compared_and_sent() -> None:
+    """A snapshot is a value."""
+    answers = LayerCapabilities.of(Plain())
+    assert pickle.loads(pickle.dumps(answers)) == copy.deepcopy(answers) == answers  # noqa: S301
+    assert len({answers, LayerCapabilities.of(Plain())}) == 1
+
+
+@pytest.mark.parametrize("query", [None, 1, []], ids=repr)
+def test_name_of_another_type_is_an_unknown_name(query: Any) -> None:
+    """Whatever is asked, the error lists the names."""
+    with pytest.raises(UnknownCapabilityError, match="uses_ssm_pool"):
+        capability_of(Plain(), query)
+
+
+def test_type_error_of_a_builtin_is_the_layer_s_own() -> None:
+    """A bug inside a callable without Python frames is not called a wrong signature."""
+    with pytest.raises(TypeError, match="has no len") as caught:
+        capability_of(_layer_with("is_ssm_layer", staticmethod(functools.partial(len, 5))), "is_ssm_layer")  # pyright: ignore[reportArgumentType]
+    assert not isinstance(caught.value, CapabilityAnswerError)
 
 
 def test_asking_touches_nothing_else() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrale_caps import QUERIES, LayerContractError, RoutePlan, Source
+from metrale_caps import QUERIES, DecodeLayer, LayerContractError, RoutePlan, Source, SplitPrefillLayer
 from metrale_caps.routing.decision import CHOICES, DecisionName, EngineReason, LayerReason
 
 
@@ -54,10 +54,11 @@ _FOLDED = [choice for choice in CHOICES.values() if choice.name not in {"long_pr
 @pytest.mark.parametrize("position", [0, 1, 3])
 def test_one_layer_changes_the_route_wherever_it_stands(choice: Any, position: int) -> None:
     """First, middle or last: one objecting layer is enough, and it is the one that is named."""
-    agreeing = not choice.objection
+    objection = QUERIES[choice.query].objection
+    agreeing = not objection
     stack = [_layer(**{choice.query: agreeing}) for _ in range(4)]
     assert RoutePlan(stack).decision(choice.name).route == choice.wanted
-    stack[position] = _layer(**{choice.query: choice.objection})
+    stack[position] = _layer(**{choice.query: objection})
     decision = RoutePlan(stack).decision(choice.name)
     assert decision.route == choice.otherwise
     (reason,) = decision.reasons
@@ -81,7 +82,7 @@ def test_decisions_agree_with_the_folds_of_the_table(stack: list[dict[str, bool 
     for choice in _FOLDED:
         row = QUERIES[choice.query]
         folded = row.fold.apply([answers.get(row.name, row.default) for answers in stack])
-        wanted = folded is not choice.objection if choice.objection is True else folded is True
+        wanted = folded is not row.objection
         decision = plan.decision(choice.name)
         assert (decision.route == choice.wanted) is wanted
         assert bool(decision.reasons) is not wanted
@@ -112,10 +113,52 @@ def test_engine_limit_is_a_reason_of_its_own() -> None:
     """A route the engine cannot take is not taken, and the reason names the engine beside the layers."""
     plan = RoutePlan([_layer(), _layer(decode_graph_unsupported=True)], unavailable={"decode_graph": "no graphs here"})
     decision = plan.decision("decode_graph")
-    assert plan.decode_graph_veto
+    assert decision.route == "eager"
     assert isinstance(decision.reasons[0], EngineReason)
     assert isinstance(decision.reasons[1], LayerReason)
     assert "no graphs here" in str(decision)
+
+
+def test_engine_limit_is_no_answer_of_the_layers() -> None:
+    """What the engine cannot do changes the route, and not what the layers are said to have answered."""
+    plan = RoutePlan([_layer()], unavailable={"rollback": "no rollback here", "long_prefill": "no phases here"})
+    assert not plan.decode_rollback_unsupported
+    assert plan.decision("rollback").route == "decline (LayerStateNotRewindable)"
+    split = RoutePlan([_layer(is_ssm_layer=True)], unavailable={"long_prefill": "no phases here"})
+    assert split.decision("long_prefill").route == "`prefill` on every layer"
+
+
+def test_inherited_forward_stub_is_no_method() -> None:
+    """A layer that inherits a forward protocol without a body lacks the method, whatever it answers."""
+
+    class Stubs(SplitPrefillLayer, DecodeLayer):
+        def is_ssm_layer(self) -> bool:
+            return True
+
+        def decode_verify_multi_unsupported(self) -> bool:
+            return True
+
+    with pytest.raises(LayerContractError) as caught:
+        RoutePlan([type("Layer", (Stubs,), {})()])
+    text = " ".join(caught.value.violations)
+    assert all(f"`{name}`" in text for name in ("decode", "prefill_phase1", "prefill_gdn_full", "prefill_phase3"))
+
+
+def test_printed_calibration_is_the_one_that_is_obeyed() -> None:
+    """The decision goes by the same answers as the step does, also after the watch has settled."""
+    answers = [True]
+
+    class Calibrating(Decodes):
+        def fp8_calibration_frozen(self) -> bool:
+            return answers[0]
+
+    plan = RoutePlan([Calibrating()])
+    answers[0] = False
+    assert plan.graphs_ready_after_fp8_kv_cal()
+    assert plan.decision("graphs_after_calibration").route == "graphs allowed"
+    plan.refresh_calibration()
+    assert not plan.graphs_ready_after_fp8_kv_cal()
+    assert plan.decision("graphs_after_calibration").route != "graphs allowed"
 
 
 def test_lifting_one_suppression_does_not_lift_another() -> None:

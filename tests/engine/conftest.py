@@ -46,40 +46,31 @@ def _reinitialise(model: Any, seed: int) -> None:
                 parameter.add_(noise(parameter, 0.2))
 
 
-def _tiny_llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def make_model(architecture: str, seed: int, **values: Any) -> Any:
+    """Build a tiny model in fp32 from its seed; `values` override its configuration."""
+    import transformers
 
-    config: Any = LlamaConfig(**_IDS, **_SIZES, rms_norm_eps=1e-5)
-    return LlamaForCausalLM(config)
-
-
-def _tiny_llama_with_biases() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config: Any = LlamaConfig(**_IDS, **_SIZES, rms_norm_eps=1e-5, attention_bias=True, mlp_bias=False)
-    return LlamaForCausalLM(config)
-
-
-def _tiny_qwen3() -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config: Any = Qwen3Config(**_IDS, **_SIZES, head_dim=24)
-    return Qwen3ForCausalLM(config)
+    kinds: dict[str, tuple[Any, Any]] = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    }
+    config, model_class = kinds[architecture]
+    model = model_class(config(**{**_IDS, **_SIZES, **values})).eval()
+    _reinitialise(model, seed)
+    return model
 
 
-TINY: dict[str, tuple[Callable[[], Any], int]] = {
-    "llama": (_tiny_llama, 14),
-    "llama-biases": (_tiny_llama_with_biases, 5),
-    "qwen3": (_tiny_qwen3, 3),
+TINY: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "llama": ("llama", 14, {"rms_norm_eps": 1e-5}),
+    "llama-biases": ("llama", 5, {"rms_norm_eps": 1e-5, "attention_bias": True}),
+    "qwen3": ("qwen3", 3, {"head_dim": 24}),
 }
 
 
 def make_tiny(name: str) -> Any:
-    """Build a tiny model from its seed."""
-    build, seed = TINY[name]
-    model = build().eval()
-    _reinitialise(model, seed)
-    return model
+    """Build one of the tiny models."""
+    architecture, seed, values = TINY[name]
+    return make_model(architecture, seed, **values)
 
 
 @pytest.fixture(scope="session", params=list(TINY))

@@ -59,7 +59,7 @@ def test_greedy_tokens_equal_transformers_generate(tiny_model: Any) -> None:
     max_slots=st.integers(1, 5),
     prefill_chunk=st.integers(1, 40),
     block_size=st.sampled_from([1, 3, 16]),
-    spare_blocks=st.integers(0, 30),
+    spare_blocks=st.one_of(st.just(0), st.integers(0, 30)),
     order=st.permutations(range(len(_PROMPTS))),
 )
 def test_no_schedule_changes_the_tokens(
@@ -72,7 +72,7 @@ def test_no_schedule_changes_the_tokens(
     order: list[int],
 ) -> None:
     """Any number of slots, chunking, block size, pressure and order of prompts gives each its own tokens."""
-    longest = max(len(prompt) for prompt in _PROMPTS) + _NEW
+    longest = max(len(prompt) for prompt in _PROMPTS) + _NEW - 1
     num_blocks = -(-longest // block_size) + spare_blocks
     engine = _make_engine(
         tiny_llama, max_slots=max_slots, prefill_chunk=prefill_chunk, block_size=block_size, num_blocks=num_blocks
@@ -90,6 +90,15 @@ def test_sequences_give_way_and_resume(tiny_llama: Any, alone: list[tuple[int, .
     assert [output.token_ids for output in outputs] == alone
     assert engine.counters.preemptions > 0
     _assert_nothing_is_held(engine)
+
+
+def test_prompt_that_does_not_fit_waits_rather_than_being_computed_again(tiny_llama: Any) -> None:
+    """Admission looks at the whole prompt, so that pressure recomputes little."""
+    engine = _make_engine(tiny_llama, num_blocks=16, prefill_chunk=16)
+    prompts = [[5] * 20, [7] * 230]
+    engine.generate(prompts, max_new_tokens=200, ignore_eos=True)
+    assert engine.counters.prefill_tokens == sum(map(len, prompts))
+    assert engine.counters.preemptions == 0
 
 
 def test_stop_token_ends_a_sequence_and_is_its_last(tiny_llama: Any, alone: list[tuple[int, ...]]) -> None:
@@ -180,8 +189,9 @@ def test_request_that_cannot_be_accepted_starts_nothing(
 
 
 def test_request_larger_than_the_pool_is_refused(tiny_llama: Any) -> None:
-    """A request that could never finish is refused with what it needs and what there is."""
+    """A request that could never finish is refused with what it needs and what there is; one that just fits is not."""
     engine = _make_engine(tiny_llama, num_blocks=2)
+    assert len(engine.generate([[5] * 20], max_new_tokens=13, ignore_eos=True)[0].token_ids) == 13
     with pytest.raises(CapacityError, match="may need 3 cache blocks") as caught:
         engine.generate([[5] * 20], max_new_tokens=20)
     assert (caught.value.needed_blocks, caught.value.pool_blocks) == (3, 2)
@@ -209,6 +219,8 @@ def test_unknown_option_and_choice_are_refused(tiny_llama: Any) -> None:
         _make_engine(tiny_llama, kernels="cuda-graphs")
     with pytest.raises(ConfigurationError, match="numerics"):
         _make_engine(tiny_llama, numerics="exact")
+    with pytest.raises(ConfigurationError, match="model object"):
+        _make_engine(tiny_llama, device="cpu")
 
 
 def test_architecture_without_layers_is_refused() -> None:

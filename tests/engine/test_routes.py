@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from metrale_caps import MultiSeqDecodeLayer, PrefillLayer
 from metrale_caps.engine import Engine, EngineOptions
+from metrale_caps.errors import ConfigurationError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 
@@ -134,9 +136,70 @@ def test_layer_that_declines_batches_gets_each_sequence_alone(tiny_llama: Any, p
 def test_layer_with_only_decode_runs_row_by_row(tiny_llama: Any, position: int) -> None:
     """A layer that lacks the batched and the prefill method gets one row and one context at a time."""
     decoder, layer = _replace(_decoder(tiny_llama), position, OnlyDecodes)
-    assert _tokens(decoder, prefill_chunk=5) == _tokens(_decoder(tiny_llama))
+    engine = Engine(decoder, options=EngineOptions(prefill_chunk=5))
+    outputs = engine.generate(_PROMPTS, max_new_tokens=_NEW, ignore_eos=True)
+    assert [output.token_ids for output in outputs] == _tokens(_decoder(tiny_llama))
     assert set(layer.rows) == {1}
-    assert not Engine(decoder).plan.hc_perseq
+    assert not engine.plan.hc_perseq
+    taken = {str(use.taken) for output in outputs for use in output.routes}
+    for step, method in (("decode", "decode_multi_seq"), ("prefill", "prefill")):
+        (said,) = [route for route in taken if route.startswith(step) and "row by row on some layers" in route]
+        assert f"layer {position} " in said
+        assert f"has no `{method}`" in said
+
+
+def test_layer_that_inherits_a_forward_stub_runs_row_by_row(tiny_llama: Any) -> None:
+    """Declaring a forward protocol without writing its method is no implementation of it."""
+
+    class InheritsStubs(OnlyDecodes, MultiSeqDecodeLayer, PrefillLayer):
+        pass
+
+    decoder, layer = _replace(_decoder(tiny_llama), 0, InheritsStubs)
+    assert _tokens(decoder) == _tokens(_decoder(tiny_llama))
+    assert set(layer.rows) == {1}
+
+
+def test_layer_that_needs_a_pool_is_refused(tiny_llama: Any) -> None:
+    """A stack with recurrent state in a pool does not run as if it had none."""
+
+    class NeedsPool(OnlyDecodes):
+        def is_ssm_layer(self) -> bool:
+            return True
+
+        def prefill_phase1(self, *_: Any) -> None: ...
+
+        def prefill_gdn_full(self, *_: Any) -> None: ...
+
+        def prefill_phase3(self, hidden: Tensor, *_: Any) -> Tensor:
+            return hidden
+
+    decoder, _ = _replace(_decoder(tiny_llama), 1, NeedsPool)
+    with pytest.raises(ConfigurationError, match=r"layer 1 .*does not have yet"):
+        Engine(decoder)
+
+
+def test_failing_release_locks_nothing(tiny_llama: Any) -> None:
+    """A layer that cannot release fails the call once; all else is released and the engine goes on."""
+
+    class CannotRelease(OwnsState):
+        broken = True
+
+        def release_state(self, state: dict[str, int], /) -> None:  # pyright: ignore[reportImplicitOverride]
+            super().release_state(state)
+            if self.broken:
+                raise RuntimeError("the layer cannot release")
+
+    decoder, layer = _replace(_decoder(tiny_llama), 1, CannotRelease)
+    engine = Engine(decoder, options=EngineOptions(num_blocks=3))
+    with pytest.raises(RuntimeError, match="cannot release"):
+        engine.generate(_PROMPTS, max_new_tokens=_NEW, ignore_eos=True)
+    assert layer.alive == []
+    assert not engine.busy
+    assert engine.free_blocks == engine.num_blocks
+    assert engine.free_slots == engine.options.max_slots
+    layer.broken = False
+    outputs = engine.generate(_PROMPTS, max_new_tokens=_NEW, ignore_eos=True)
+    assert [output.token_ids for output in outputs] == _tokens(_decoder(tiny_llama))
 
 
 @pytest.mark.parametrize("options", [{}, {"max_slots": 2}, {"num_blocks": 3}, {"prefill_chunk": 4}])
