@@ -50,7 +50,8 @@ def requirements(name: str) -> list[str]:
 
 def fingerprint(name: str) -> str:
     """What the installed group depends on; another value means installing again."""
-    constraints = Path(CONSTRAINTS).read_bytes() if CONSTRAIN else b""
+    files = [ROOT / "constraints.txt", Path(CONSTRAINTS)] if CONSTRAIN else []  # one may include the other
+    constraints = b"".join(file.read_bytes() for file in files)
     wanted = "\n".join([sys.version, sys.base_prefix, *requirements(name)])
     return hashlib.sha256(wanted.encode() + constraints).hexdigest()
 
