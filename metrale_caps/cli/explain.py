@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from metrale_caps.capabilities import QUERIES
+from metrale_caps.cli.layer_class import foreign_code, make_layer, names_class
 from metrale_caps.cli.terminal import print_json, progress_bar
-from metrale_caps.errors import ConfigurationError
+from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
 
 if TYPE_CHECKING:
@@ -33,26 +33,31 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    target = arguments.target
-    plan = _plan_of_class(target) if target is not None and _names_class(target) else _plan_of_checkpoint(target)
-    if arguments.json:
-        print_json(plan.as_json())
-        return 0
-    lines = [*_layers(plan), "", "route plan", *(f"  {decision}" for decision in plan.decisions)]
-    sys.stdout.write("\n".join(lines) + "\n")
+    target, as_json = arguments.target, arguments.json
+    if target is not None and names_class(target):
+        layer = make_layer(target)
+        with foreign_code(target, "asking it"):
+            document = _document(RoutePlan([layer], unavailable=UNAVAILABLE), as_json=as_json)
+    else:
+        document = _document(_plan_of_checkpoint(target), as_json=as_json)
+    if as_json:
+        print_json(document)
+    else:
+        sys.stdout.write("\n".join(document) + "\n")
     return 0
 
 
-def _names_class(target: str) -> bool:
-    module, colon, name = target.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+def _document(plan: RoutePlan, *, as_json: bool) -> Any:
+    """Return what is to be shown; some answers are asked again for it."""
+    if as_json:
+        return plan.as_json()
+    return [*_layers(plan), "", "route plan", *(f"  {decision}" for decision in plan.decisions)]
 
 
 def _plan_of_checkpoint(target: str | None) -> RoutePlan:
     from metrale_caps.models.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(target)
-    from metrale_caps.engine.runner import UNAVAILABLE
     from metrale_caps.kernels.operations import operations
     from metrale_caps.models.loading import load_skeleton
     from metrale_caps.models.registry import build_decoder
@@ -60,30 +65,6 @@ def _plan_of_checkpoint(target: str | None) -> RoutePlan:
     with progress_bar() as progress:
         decoder = build_decoder(load_skeleton(checkpoint, progress), operations("naive"), consume=True)
     return RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
-
-
-def _plan_of_class(target: str) -> RoutePlan:
-    module_name, _, name = target.partition(":")
-    sys.path.insert(0, "")  # a module beside the user is found, as with `python -m`
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{target!r} cannot be explained: {error}") from error
-    except AttributeError as error:
-        raise ConfigurationError(f"{target!r} cannot be explained: {error}") from error
-    finally:
-        sys.path.remove("")
-    if not callable(found):
-        raise ConfigurationError(f"{target!r} is {type(found).__name__}, not a class or a function that makes a layer")
-    try:
-        layer = found()
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{target!r} cannot be made without arguments ({error}); name a function that makes the layer"
-        ) from error
-    return RoutePlan([layer])
 
 
 def _layers(plan: RoutePlan) -> list[str]:

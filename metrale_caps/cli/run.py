@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,8 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=_DEFAULT_THREADS,
         metavar="N",
-        help="CPU threads; decoding is bound by memory, so more than a few slow it down (default: %(default)s)",
+        help="CPU threads, at most one for each CPU; decoding is bound by memory, so more than a few slow it down "
+        "(default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of text")
     parser.set_defaults(run=_run)
@@ -64,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     find_checkpoint(arguments.model)  # a wrong path is said before the heavy libraries are loaded
     import torch
 
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(min(arguments.threads, os.cpu_count() or 1))
     with progress_bar() as progress:
         started = time.perf_counter()
         engine = _engine(arguments, progress)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -28,7 +29,7 @@ from metrale_caps.state.sequence import Sequence
 from metrale_caps.state.slots import SlotPool
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterator
 
     from metrale_caps.engine.scheduler import Chunk
     from metrale_caps.models.decoder import Decoder
@@ -205,23 +206,23 @@ class Engine:
         """Return the routes that a request of the latest call has taken so far."""
         return tuple(RouteUse(taken, steps) for taken, steps in self._routes.get(request, Counter()).items())
 
-    def _sequences(
-        self, prompts: str | Iterable[str | list[int]], max_new_tokens: int, *, ignore_eos: bool, chat: bool
-    ) -> list[Sequence]:
+    def _sequences(self, prompts: object, max_new_tokens: int, *, ignore_eos: bool, chat: bool) -> list[Sequence]:
         self._refuse_while_busy()
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens!r}; it must be a whole number from 1 on")
         stop = frozenset[int]() if ignore_eos else self._decoder.stop_token_ids
-        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not isinstance(prompts, Iterable):
+            raise RequestError(
+                f"the prompts are {type(prompts).__name__}; give a text, or a list of texts or token ids"
+            )
+        listed = [prompts] if isinstance(prompts, str) else list(cast("Iterable[object]", prompts))
         return [self._sequence(index, prompt, max_new_tokens, stop, chat) for index, prompt in enumerate(listed)]
 
     def _refuse_while_busy(self) -> None:
         if self._scheduler.busy:
             raise RequestError("this engine is still generating; exhaust or close the running stream first")
 
-    def _sequence(
-        self, index: int, prompt: str | list[int], max_new_tokens: int, stop: frozenset[int], chat: bool
-    ) -> Sequence:
+    def _sequence(self, index: int, prompt: object, max_new_tokens: int, stop: frozenset[int], chat: bool) -> Sequence:
         tokens = encode_prompt(self.tokenizer, prompt, chat=chat)
         vocabulary = self._decoder.vocabulary
         for token in tokens:

@@ -37,14 +37,18 @@ class EngineOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes below one.
+        """Refuse what is no whole number, and sizes below one.
 
         Raises:
-            ConfigurationError: naming the option.
+            ConfigurationError: naming the option and what came.
         """
-        for name in ("max_slots", "block_size", "prefill_chunk", "num_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+        for name in ("max_slots", "block_size", "prefill_chunk", "num_blocks", "seed"):
+            value: object = getattr(self, name)
+            if name == "num_blocks" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigurationError(f"{name} is {value!r} ({type(value).__name__}); it must be a whole number")
+            if value < 1 and name != "seed":
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1")
 
     def blocks_for(self, decoder: Decoder) -> int:

@@ -8,14 +8,11 @@ are refused by name, and a checkpoint's own Python files are never imported.
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from metrale_caps.errors import CheckpointError
-
-if TYPE_CHECKING:
-    import os
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _GGUF_MAGIC = b"GGUF"
@@ -44,11 +41,20 @@ def find_checkpoint(path: str | os.PathLike[str] | None) -> Checkpoint:
     """Return what lies at a path; the default model's weights for None.
 
     Raises:
-        CheckpointError: there is nothing there, or nothing that is loaded.
+        CheckpointError: there is nothing there, nothing that can be read, or nothing that is loaded.
     """
     if path is None:
         return _default_checkpoint()
-    place = Path(path).expanduser()
+    if not os.fspath(path):
+        raise CheckpointError("the model's path is empty; name a checkpoint folder or GGUF file")
+    try:
+        return _at(Path(path).expanduser())
+    except (OSError, RuntimeError) as error:  # the latter for the home folder of a user that does not exist
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(path)!r} cannot be read: {reason}") from error
+
+
+def _at(place: Path) -> Checkpoint:
     if place.is_dir():
         return _folder(place)
     if not place.is_file():

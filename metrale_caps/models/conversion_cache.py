@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Converted GGUF files in the user's cache folder.
 
-Invariant: an entry is complete. It is written under another name and renamed when it is whole, so a start that was
-interrupted leaves nothing that a later one would take for an entry.
+Invariant: an entry is written complete. It is written under another name and renamed when it is whole, so a start that
+was interrupted leaves nothing that a later one would take for an entry. What happens to it afterwards is not known
+here: whoever cannot read one discards it and converts again.
 """
 
 from __future__ import annotations
@@ -40,14 +41,21 @@ def keep(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> Path | None:
         return None
     try:
         _write(model, tokenizer, unfinished)
+        if find(checkpoint) is None:
+            discard(entry)  # what is left of one that somebody has deleted in part
         # an entry that another process finished first is as good as this one
         with contextlib.suppress(OSError):
             unfinished.replace(entry)
-    except OSError:
+    except Exception:  # noqa: BLE001 - for a full disk each of the libraries that write raises another kind
         return None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return entry
+
+
+def discard(entry: Path) -> None:
+    """Delete an entry that turned out to be damaged, as far as that is possible."""
+    shutil.rmtree(entry, ignore_errors=True)
 
 
 def _write(model: Any, tokenizer: Any, place: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import torch
 
 from metrale_caps import QUERIES
 from metrale_caps.cli import main
+from metrale_caps.routing.limits import UNAVAILABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +138,18 @@ def _pickle(folder: Path) -> str:
     return str(file)
 
 
+def _empty_name(_folder: Path) -> str:
+    return ""
+
+
+def _foreign_home(_folder: Path) -> str:
+    return "~no-such-user-at-all/x.gguf"
+
+
+def _long_name(_folder: Path) -> str:
+    return "x" * 300
+
+
 def _text_file(folder: Path) -> str:
     file = folder / "notes.txt"
     file.write_text("not a model")
@@ -156,8 +170,11 @@ def _foreign(folder: Path) -> str:
         (_pickle, "is a pickle"),
         (_foreign, "'gpt2' has no layers here"),
         (str, "no config.json"),
+        (_empty_name, "path is empty"),
+        (_foreign_home, "cannot be read"),
+        (_long_name, "cannot be read: File name too long"),
     ],
-    ids=["missing", "text", "pickle", "architecture", "empty folder"],
+    ids=["missing", "text", "pickle", "architecture", "empty folder", "empty name", "foreign home", "long name"],
 )
 @pytest.mark.parametrize("command", ["run --prompt x --model", "explain"])
 def test_bad_model_is_one_sentence_and_status_two(
@@ -183,6 +200,8 @@ def test_bad_model_is_one_sentence_and_status_two(
         (["--prefill-chunk", "0"], "prefill_chunk is 0"),
         (["--chat"], "no chat template"),
         (["--device", "toaster"], "toaster"),
+        (["--prompt", "a\udcff"], "is not valid text"),
+        (["--prompt", "a\udcff", "--raw"], "is not valid text"),
     ],
     ids=lambda value: " ".join(value)[:24] if isinstance(value, list) else "",  # pyright: ignore[reportUnknownArgumentType]
 )
@@ -210,11 +229,90 @@ def test_wrong_usage_is_one_line_and_status_two(arguments: list[str], capsys: py
     assert "--help" in captured.err
 
 
+def test_more_threads_than_cpus_are_not_used(speaking_checkpoint: str) -> None:
+    """A number that no system could start is as good as the number of CPUs."""
+    arguments = ["run", "--model", speaking_checkpoint, "--max-new-tokens", "1", "--threads", "100000000000"]
+    before = torch.get_num_threads()
+    try:
+        assert main(arguments) == 0
+        assert torch.get_num_threads() == os.cpu_count()
+    finally:
+        torch.set_num_threads(before)
+
+
+_IMPORTS = {
+    "division": ("1 / 0", "importing it raised ZeroDivisionError: division by zero"),
+    "syntax": ("def", "importing it raised SyntaxError"),
+    "names": ("from json import nothing", "importing it raised ImportError: cannot import name"),
+    "leaves": ("import sys; sys.exit('bye')", "importing it raised SystemExit: bye"),
+    "absent": ("", "raised AttributeError: module"),
+    "value": ("Layer = 3", "is int, not a class"),
+    "arguments": (
+        "class Layer:\n  def __init__(self, x): pass",
+        "without arguments (missing a required argument: 'x')",
+    ),
+    "typed": ("class Layer:\n  def __init__(self): len(3)", "making it raised TypeError: object of type 'int' has no"),
+    "made": ("def Layer():\n  raise SystemExit", "making it raised SystemExit"),
+    "odd": ("class Odd(BaseException): pass\ndef Layer():\n  raise Odd('no')", "making it raised Odd: no"),
+    "asked": ("class Layer:\n  def uses_ssm_pool(self): return 1 / 0", "ZeroDivisionError"),
+    "quits": ("class Layer:\n  def uses_ssm_pool(self): raise SystemExit('no')", "SystemExit: no"),
+}
+
+
+@pytest.mark.parametrize("case", _IMPORTS)
+def test_class_whose_code_fails_is_one_sentence(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever importing, making or asking raises, its type is named and the status is 2."""
+    source, says = _IMPORTS[case]
+    (tmp_path / f"layer_{case}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", f"layer_{case}:Layer"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+    assert "" not in sys.path
+
+
 @pytest.mark.parametrize("target", ["no_such_module:Layer", "json:nothing", "json:__doc__", "json:dumps"])
 def test_class_that_cannot_be_explained_is_one_sentence(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A module, a name or arguments that are missing are said so."""
     assert main(["explain", target]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_class_and_checkpoint_are_explained_for_the_same_engine(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the engine itself cannot do is said for a class too."""
+    monkeypatch.setitem(sys.modules, "explained_layers", sys.modules[__name__])
+    said: list[set[str]] = []
+    for target in (checkpoint, "explained_layers:Explained"):
+        assert main(["explain", target, "--json"]) == 0
+        text = capsys.readouterr().out
+        said.append({reason for reason in UNAVAILABLE.values() if reason in text})
+    assert said == [set(UNAVAILABLE.values())] * 2
+
+
+def test_class_is_explained_where_torch_is_missing(tmp_path: Path) -> None:
+    """The answers of a layer need no engine."""
+    (tmp_path / "plain_layer.py").write_text(
+        "class Layer:\n"
+        "  def decode(self, hidden, context): return hidden\n"
+        "  def decode_verify_multi_unsupported(self): return True"
+    )
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from metrale_caps.cli import main; sys.exit(main(['explain', 'plain_layer:Layer']))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "this engine captures no graphs yet" in done.stdout
 
 
 def test_module_can_be_run_and_reader_may_leave() -> None:

@@ -171,6 +171,8 @@ def test_routes_count_the_steps_of_each_request(tiny_llama: Any) -> None:
         ([], 4, RequestError, "empty"),
         ([5], 0, RequestError, "max_new_tokens is 0"),
         ([5], -3, RequestError, "max_new_tokens is -3"),
+        ([5], True, RequestError, "max_new_tokens is True"),
+        ([5], 2.5, RequestError, "max_new_tokens is 2.5"),
         ([128], 4, RequestError, "token id 128"),
         ([-1], 4, RequestError, "token id -1"),
         ([5] * 256, 4, PromptTooLongError, "256 tokens"),
@@ -186,6 +188,13 @@ def test_request_that_cannot_be_accepted_starts_nothing(
         engine.generate([[5, 6], prompt], max_new_tokens=new)
     _assert_nothing_is_held(engine)
     assert engine.counters.prefill_chunks == 0
+
+
+@pytest.mark.parametrize("prompts", [None, 5])
+def test_prompts_that_are_no_list_are_refused(tiny_llama: Any, prompts: Any) -> None:
+    """What came is named."""
+    with pytest.raises(RequestError, match=type(prompts).__name__):
+        _make_engine(tiny_llama).generate(prompts)
 
 
 def test_request_larger_than_the_pool_is_refused(tiny_llama: Any) -> None:

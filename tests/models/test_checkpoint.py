@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from metrale_caps.errors import CheckpointError, UnsupportedArchitectureError
 from metrale_caps.models.checkpoint import PICKLE_SUFFIXES, find_checkpoint
@@ -28,16 +31,70 @@ def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", sorted(PICKLE_SUFFIXES))
-def test_pickle_is_never_loaded(tmp_path: Path, suffix: str) -> None:
+def test_pickle_is_refused(tmp_path: Path, suffix: str) -> None:
     """A pickle executes code when it is opened: refused as a file and as the only weights of a folder."""
     file = tmp_path / f"pytorch_model{suffix}"
-    file.write_bytes(b"cos\nsystem\n(S'touch executed'\ntR.")
+    file.write_bytes(b"never read")
     with pytest.raises(CheckpointError, match="pickle"):
         find_checkpoint(file)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(CheckpointError, match="pickle"):
         find_checkpoint(tmp_path)
-    assert not Path("executed").exists()
+
+
+class _Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._mark,)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_pickle_beside_safetensors_is_never_opened(tmp_path: Path, complete: bool) -> None:
+    """A folder with both is loaded from its safetensors, or, where these are damaged, not at all."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    mark = tmp_path / "executed"
+    payload = pickle.dumps(_Malicious(mark))
+    pickle.loads(payload)  # noqa: S301 - shows that the payload works
+    assert mark.exists()
+    mark.unlink()
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    model: Any = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+    model.save_pretrained(tmp_path)
+    for suffix in PICKLE_SUFFIXES:
+        (tmp_path / f"pytorch_model{suffix}").write_bytes(payload)
+    if complete:
+        assert _engine(tmp_path).generate([[5, 6]], max_new_tokens=2, ignore_eos=True)
+    else:
+        (tmp_path / "model.safetensors").write_bytes(b"damaged")
+        with pytest.raises(CheckpointError):
+            _engine(tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("", "path is empty"),
+        ("~no-such-user-at-all/x.gguf", "cannot be read"),
+        ("x" * 300, "cannot be read: File name too long"),
+        pytest.param(
+            "/proc/self/mem",
+            "cannot be read: Input/output error",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="a file that even root cannot read"),
+        ),
+    ],
+    ids=["empty", "user", "long", "unreadable"],
+)
+def test_path_that_cannot_be_read_is_one_error(path: str, says: str) -> None:
+    """Whatever the system says about a path, the error is ours and names it; the current folder is never meant."""
+    with pytest.raises(CheckpointError, match=says):
+        find_checkpoint(path)
 
 
 def test_folder_without_a_configuration_or_weights_is_refused(tmp_path: Path) -> None:
