@@ -101,7 +101,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 def test_the_scan_for_paths_finds_one() -> None:
     """A path of a machine is caught where it stands alone, in quotes or in brackets, and a relative one is not."""
-    assert all(MACHINE_PATHS.search(line) for line in ("/root/x", '"/home/ann/x"', "(/work/main)"))
+    assert all(MACHINE_PATHS.search(line) for line in ("/root/x", '"/home/ann/x"', "(/work/x)"))
     assert not any(MACHINE_PATHS.search(line) for line in ("src/work/x", "./root/x", "~/work/x", "a/tmp/b/"))
 
 

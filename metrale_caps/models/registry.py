@@ -7,7 +7,7 @@ import dataclasses
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from metrale_caps.errors import UnsupportedArchitectureError
+from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.models.dense import build_dense
 
 if TYPE_CHECKING:
@@ -47,9 +47,17 @@ def build_decoder(model: Any, operations: Operations, *, context_tokens: int | N
 
     Raises:
         UnsupportedArchitectureError: there are no layers for it here.
+        ConfigurationError: it is no such model.
     """
-    config = model.config
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ConfigurationError(
+            f"a model is needed, and an object of type {type(model).__qualname__} came; give a transformers causal "
+            "language model, a checkpoint folder or a GGUF file"
+        )
     check_architecture(config)
+    if getattr(model, "lm_head", None) is None:
+        raise ConfigurationError(f"{type(model).__qualname__} has no language-model head; give the causal model")
     limit = int(config.max_position_embeddings)
     build = BUILDERS[config.model_type]
     decoder = build(model, operations, context_tokens=min(context_tokens or limit, limit), consume=consume)

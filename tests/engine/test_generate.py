@@ -243,6 +243,14 @@ def test_architecture_without_layers_is_refused() -> None:
         _make_engine(model)
 
 
+def test_object_that_is_no_causal_model_is_refused(tiny_llama: Any) -> None:
+    """What came is named, and what is needed."""
+    with pytest.raises(ConfigurationError, match="type int came"):
+        _make_engine(5)
+    with pytest.raises(ConfigurationError, match="LlamaModel has no language-model head"):
+        _make_engine(tiny_llama.model)
+
+
 def test_model_object_can_still_be_used(tiny_llama: Any, reference_logits: Any) -> None:
     """Building an engine over a model leaves the model as it was."""
     before = reference_logits(tiny_llama, _PROMPTS[0])
