@@ -23,11 +23,11 @@ from triton.compiler import ASTSource
 from metrale_caps.errors import KernelError, LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from metrale_caps.kernels.launch import Argument, Launch
 
-TARGETS = {
+TARGETS: Mapping[str, Any] = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),

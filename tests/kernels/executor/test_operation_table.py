@@ -33,7 +33,7 @@ def test_every_operation_is_emitted_by_a_test(tmp_path: Path) -> None:
     ]
     options = ["-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
     ended = subprocess.run(  # noqa: S603 - this interpreter, on files of this directory
-        [sys.executable, "-m", "pytest", *options, *map(str, modules)],
+        [sys.executable, "-P", "-m", "pytest", *options, *map(str, modules)],
         env={**os.environ, RECORD: str(record)},
         capture_output=True,
         text=True,
