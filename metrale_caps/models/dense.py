@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from metrale_caps.errors import UnsupportedArchitectureError
+from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.kernels.rotary import RotaryTable
 from metrale_caps.layers.attention import AttentionShape, AttentionWeights, GroupedQueryAttentionLayer
 from metrale_caps.layers.feed_forward import SwiGlu
@@ -36,6 +36,7 @@ def build_dense(model: Any, operations: Operations, *, context_tokens: int, cons
 
     Raises:
         UnsupportedArchitectureError: the configuration asks for something these layers do not compute.
+        ConfigurationError: a module of the model does more than its weight says, as adapters do.
     """
     config = model.config
     _check(config)
@@ -43,8 +44,8 @@ def build_dense(model: Any, operations: Operations, *, context_tokens: int, cons
     layers = tuple(_layer(block, config, rotary, operations, consume=consume) for block in model.model.layers)
     return Decoder(
         layers=layers,
-        embedding=model.model.embed_tokens.weight.detach(),
-        final_norm=model.model.norm.weight.detach(),
+        embedding=_weight(model.model.embed_tokens, "the embedding"),
+        final_norm=_weight(model.model.norm, "a norm"),
         norm_eps=config.rms_norm_eps,
         head=_projection(model.lm_head),
         context_tokens=context_tokens,
@@ -104,8 +105,8 @@ def _layer(
             scale=float(attention.scaling),
         ),
         rotary=rotary,
-        input_norm=block.input_layernorm.weight.detach(),
-        post_attention_norm=block.post_attention_layernorm.weight.detach(),
+        input_norm=_weight(block.input_layernorm, "a norm"),
+        post_attention_norm=_weight(block.post_attention_layernorm, "a norm"),
         norm_eps=config.rms_norm_eps,
         operations=operations,
     )
@@ -113,31 +114,37 @@ def _layer(
 
 def _norm_weight(module: Any, name: str) -> Tensor | None:
     norm = getattr(module, name, None)
-    return None if norm is None else norm.weight.detach()
+    return None if norm is None else _weight(norm, "a norm")
+
+
+def _weight(module: Any, role: str) -> Tensor:
+    """Return the weight of a norm or an embedding that does nothing besides."""
+    plain = type(module) is torch.nn.Embedding or type(module).__name__.endswith("RMSNorm")
+    _require_plain(module, role, plain=plain)
+    return module.weight.detach()
 
 
 def _projection(linear: Any) -> Projection:
-    _check_linear(linear)
+    _require_plain(linear, "a projection", plain=type(linear) is torch.nn.Linear)
     return Projection(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
 
 
 def _packed(linears: tuple[Any, ...], *, consume: bool) -> Projection:
-    for linear in linears:
-        _check_linear(linear)
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    parts = [_projection(linear) for linear in linears]
+    weight = torch.cat([part.weight for part in parts])
+    biases = [part.bias for part in parts if part.bias is not None]
     if consume:
         for linear in linears:
             page_out(linear.weight)
             linear.weight = None
-    return Projection(weight, bias)
+    return Projection(weight, torch.cat(biases) if biases else None)
 
 
-def _check_linear(linear: Any) -> None:
-    """Refuse what only looks like a linear map: an adapter's own term would be lost without a word."""
-    hooks = linear._forward_hooks or linear._forward_pre_hooks  # noqa: SLF001 - torch has no public way to ask
-    if type(linear) is not torch.nn.Linear or hooks:
-        what = "a Linear with hooks" if type(linear) is torch.nn.Linear else type(linear).__qualname__
-        raise UnsupportedArchitectureError(
-            "llama", SUPPORTED, f"a projection is {what}; only plain torch.nn.Linear is computed: merge adapters first"
+def _require_plain(module: Any, role: str, *, plain: bool) -> None:
+    """Refuse a module that only looks like what it stands for: an adapter's own term would be lost without a word."""
+    hooked = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no public way to ask
+    if not plain or hooked:
+        what = f"{type(module).__qualname__}{' with hooks' if hooked else ''}"
+        raise ConfigurationError(
+            f"{role} is {what}, which does more than its weight says; merge adapters and remove hooks before"
         )

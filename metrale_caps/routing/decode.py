@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from metrale_caps.layer import DecodeContext
+from metrale_caps.routing.stack import row_by_row
 from metrale_caps.routing.taken import RouteTaken
 
 if TYPE_CHECKING:
-    from metrale_caps.layer import DecodeContext
     from metrale_caps.routing.stack import Forward, LayerStates, Stack
 
 
@@ -20,7 +21,7 @@ class DecodeDispatcher:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._decode: tuple[Forward[DecodeContext], ...] = stack.forwards("decode")
-        self._decode_multi_seq = stack.forwards("decode_multi_seq", otherwise=_row_by_row)
+        self._decode_multi_seq = stack.forwards("decode_multi_seq", otherwise=row_by_row(DecodeContext.row))
         self._single = RouteTaken("decode", "one sequence")
         self._several = _route_of_several(stack)
 
@@ -54,10 +55,3 @@ def _route_of_several(stack: Stack) -> RouteTaken:
     lacking = () if stack.plan.hc_perseq else stack.lacking("decode_multi_seq")
     route = f"{batched.route}, row by row on some layers" if lacking else batched.route
     return RouteTaken("decode", route, (*batched.reasons, *lacking))
-
-
-def _row_by_row(decode: Forward[DecodeContext]) -> Forward[DecodeContext]:
-    def decode_rows(hidden: torch.Tensor, context: DecodeContext) -> torch.Tensor:
-        return torch.cat([decode(hidden[row : row + 1], context.row(row)) for row in range(hidden.shape[0])])
-
-    return decode_rows

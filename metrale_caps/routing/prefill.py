@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
+from metrale_caps.layer import PrefillContext
+from metrale_caps.routing.stack import row_by_row
 from metrale_caps.routing.taken import RouteTaken
 
 if TYPE_CHECKING:
-    from metrale_caps.layer import PrefillContext
-    from metrale_caps.routing.stack import Forward, LayerStates, Stack
+    import torch
+
+    from metrale_caps.routing.stack import LayerStates, Stack
 
 
 class PrefillDispatcher:
@@ -19,7 +20,7 @@ class PrefillDispatcher:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._prefill = stack.forwards("prefill", otherwise=_row_by_row)
+        self._prefill = stack.forwards("prefill", otherwise=row_by_row(PrefillContext.decode_row))
         lacking = stack.lacking("prefill")
         route = "`prefill` per chunk, row by row on some layers" if lacking else "`prefill` per chunk"
         self._route = RouteTaken("prefill", route, lacking)
@@ -38,10 +39,3 @@ class PrefillDispatcher:
             Hidden rows `[rows, hidden_size]`, and the route taken.
         """
         return self._stack.run(self._prefill, hidden, context, states), self._route
-
-
-def _row_by_row(decode: Forward[Any]) -> Forward[PrefillContext]:
-    def decode_rows(hidden: torch.Tensor, context: PrefillContext) -> torch.Tensor:
-        return torch.cat([decode(hidden[row : row + 1], context.decode_row(row)) for row in range(hidden.shape[0])])
-
-    return decode_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -13,7 +13,7 @@ from metrale_caps.layer import ForwardContext, forward_method
 from metrale_caps.routing.decision import MissingMethodReason
 
 if TYPE_CHECKING:
-    from metrale_caps.layer import PagedKv
+    from metrale_caps.layer import DecodeContext, PagedKv
     from metrale_caps.routing.plan import RoutePlan
 
 LayerStates: TypeAlias = Sequence[dict[int, object]]
@@ -23,6 +23,19 @@ _Context = TypeVar("_Context", bound=ForwardContext)
 
 Forward: TypeAlias = Callable[[torch.Tensor, _Context], torch.Tensor]
 """One layer's part of a step: hidden rows and context to hidden rows."""
+
+
+def row_by_row(row_of: Callable[[_Context, int], DecodeContext]) -> Callable[[Forward[Any]], Forward[_Context]]:
+    """Return what makes a step's forward from a layer's `decode`: each row alone, in the context of `row_of`."""
+
+    def make(decode: Forward[Any]) -> Forward[_Context]:
+        def decode_rows(hidden: torch.Tensor, context: _Context) -> torch.Tensor:
+            rows = [decode(hidden[row : row + 1], row_of(context, row)) for row in range(hidden.shape[0])]
+            return torch.cat(rows)
+
+        return decode_rows
+
+    return make
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from metrale_caps.engine import Engine
 from metrale_caps.engine.runner import Runner
-from metrale_caps.errors import UnsupportedArchitectureError
+from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 from metrale_caps.state.sequence import Sequence
@@ -85,7 +85,18 @@ def test_adapter_is_refused(tiny_llama: Any) -> None:
 
     model = copy.deepcopy(tiny_llama)
     model.model.layers[1].self_attn.q_proj.__class__ = Adapted
-    with pytest.raises(UnsupportedArchitectureError, match=r"a projection is .*Adapted"):
+    with pytest.raises(ConfigurationError, match=r"a projection is .*Adapted"):
+        Engine.from_pretrained(model, kernels="naive")
+
+
+@pytest.mark.parametrize("place", ["embed_tokens", "norm"])
+def test_adapted_embedding_or_norm_is_refused(tiny_llama: Any, place: str) -> None:
+    """The same holds for every module whose weight is taken."""
+    model = copy.deepcopy(tiny_llama)
+    module: Any = getattr(model.model, place)
+    plain: Any = module.__class__
+    module.__class__ = type("Adapted", (plain,), {})
+    with pytest.raises(ConfigurationError, match="is Adapted"):
         Engine.from_pretrained(model, kernels="naive")
 
 
@@ -93,7 +104,7 @@ def test_hooked_projection_is_refused(tiny_llama: Any) -> None:
     """So would one with hooks."""
     model = copy.deepcopy(tiny_llama)
     model.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(UnsupportedArchitectureError, match="hooks"):
+    with pytest.raises(ConfigurationError, match="Linear with hooks"):
         Engine.from_pretrained(model, kernels="naive")
 
 
