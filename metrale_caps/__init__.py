@@ -5,14 +5,9 @@ Everything named here imports neither torch nor triton: a layer package can decl
 without them. The engine lives in `metrale_caps.engine`.
 """
 
-from metrale_caps.capabilities import QUERIES as QUERIES
-from metrale_caps.capabilities import Asked as Asked
-from metrale_caps.capabilities import Fold as Fold
 from metrale_caps.capabilities import LayerCapabilities as LayerCapabilities
-from metrale_caps.capabilities import Query as Query
 from metrale_caps.capabilities import Source as Source
 from metrale_caps.capabilities import capability_of as capability_of
-from metrale_caps.capabilities import query_names as query_names
 from metrale_caps.errors import CapabilityAnswerError as CapabilityAnswerError
 from metrale_caps.errors import CapabilityError as CapabilityError
 from metrale_caps.errors import LayerContractError as LayerContractError
@@ -45,6 +40,11 @@ from metrale_caps.protocols import IsSsmLayer as IsSsmLayer
 from metrale_caps.protocols import SupportsReplayTailSplit as SupportsReplayTailSplit
 from metrale_caps.protocols import UsesLocalMlaPrefill as UsesLocalMlaPrefill
 from metrale_caps.protocols import UsesSsmPool as UsesSsmPool
+from metrale_caps.queries import QUERIES as QUERIES
+from metrale_caps.queries import Asked as Asked
+from metrale_caps.queries import Fold as Fold
+from metrale_caps.queries import Query as Query
+from metrale_caps.queries import query_names as query_names
 from metrale_caps.routing.plan import Decision as Decision
 from metrale_caps.routing.plan import RoutePlan as RoutePlan
 

@@ -365,5 +365,5 @@ def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
     This is how the engine looks at a layer, once, when a model is built: `isinstance` with a runtime protocol costs
     microseconds and answers differently for a compiled layer on different versions of Python.
     """
-    member = find_member(layer, name, _STUBS[name])
-    return member.value if member is not None and callable(member.value) else None
+    method = find_member(layer, name, _STUBS[name])
+    return method if callable(method) else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from metrale_caps.capabilities import QUERIES
+from metrale_caps.queries import QUERIES
 from metrale_caps.cli.layer_class import foreign_code, make_layer, names_class
 from metrale_caps.cli.terminal import print_json, progress_bar
 from metrale_caps.routing.limits import UNAVAILABLE

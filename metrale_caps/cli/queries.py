@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from metrale_caps.capabilities import QUERIES
 from metrale_caps.cli.terminal import print_json, print_table
+from metrale_caps.queries import QUERIES
 
 if TYPE_CHECKING:
     import argparse

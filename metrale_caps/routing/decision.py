@@ -15,7 +15,8 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from metrale_caps.capabilities import Answer, Asked, QueryName, Source
+    from metrale_caps.capabilities import Source
+    from metrale_caps.queries import Answer, Asked, QueryName
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from metrale_caps.capabilities import QUERIES, LayerCapabilities, QueryName
+from metrale_caps.capabilities import LayerCapabilities
 from metrale_caps.errors import LayerContractError
+from metrale_caps.queries import QUERIES, QueryName
 from metrale_caps.routing.calibration import CalibrationWatch
 from metrale_caps.routing.contract import contract_violations
 from metrale_caps.routing.decision import CHOICES, Decision, DecisionName, EngineReason, LayerReason, Reason

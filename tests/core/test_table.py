@@ -10,7 +10,7 @@ import pytest
 
 import metrale_caps
 from metrale_caps import QUERIES, Fold, protocols
-from metrale_caps.capabilities import literal_query_names
+from metrale_caps.queries import literal_query_names
 
 EVERY_ROW = pytest.mark.parametrize("row", QUERIES.values(), ids=list(QUERIES))
 
