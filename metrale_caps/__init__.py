@@ -5,10 +5,18 @@ Everything named here imports neither torch nor triton: a layer package can decl
 without them. The engine lives in `metrale_caps.engine`.
 """
 
+from metrale_caps.audit import Finding as Finding
+from metrale_caps.audit import FindingKind as FindingKind
+from metrale_caps.audit import LayerAudit as LayerAudit
+from metrale_caps.audit import audit_class as audit_class
+from metrale_caps.audit import audit_layer as audit_layer
 from metrale_caps.capabilities import LayerCapabilities as LayerCapabilities
 from metrale_caps.capabilities import Source as Source
 from metrale_caps.capabilities import capability_of as capability_of
+from metrale_caps.composite import CompositeLayer as CompositeLayer
+from metrale_caps.declares import declares as declares
 from metrale_caps.errors import CapabilityAnswerError as CapabilityAnswerError
+from metrale_caps.errors import CapabilityDeclarationError as CapabilityDeclarationError
 from metrale_caps.errors import CapabilityError as CapabilityError
 from metrale_caps.errors import LayerContractError as LayerContractError
 from metrale_caps.errors import MetraleError as MetraleError
@@ -53,7 +61,9 @@ __all__ = [
     "Asked",
     "AuxStateLayer",
     "CapabilityAnswerError",
+    "CapabilityDeclarationError",
     "CapabilityError",
+    "CompositeLayer",
     "Decision",
     "DecodeContext",
     "DecodeGraphUnsupported",
@@ -61,12 +71,15 @@ __all__ = [
     "DecodeMultiSeqUnsupported",
     "DecodeRollbackUnsupported",
     "DecodeVerifyMultiUnsupported",
+    "Finding",
+    "FindingKind",
     "Fold",
     "ForwardContext",
     "Fp8CalibrationFrozen",
     "GraphReplayLayer",
     "GraphStaleOnNewSequence",
     "IsSsmLayer",
+    "LayerAudit",
     "LayerCapabilities",
     "LayerContractError",
     "MetraleError",
@@ -89,6 +102,9 @@ __all__ = [
     "UsesSsmPool",
     "VerifyContext",
     "VerifyLayer",
+    "audit_class",
+    "audit_layer",
     "capability_of",
+    "declares",
     "query_names",
 ]

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 from metrale_caps.errors import CapabilityAnswerError, UnknownCapabilityError
 from metrale_caps.lookup import MISSING, Absence, forwarded_member, own_member
 from metrale_caps.queries import QUERIES, Answer, BooleanQueryName, OptionalQueryName, Query, QueryName, query_names
+from metrale_caps.tracing import never_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["FOLDED", "QUERIES", "LayerCapabilities", "Source", "capability_of", "type_name"]
+__all__ = ["FOLDS_PARTS", "PARTS", "QUERIES", "LayerCapabilities", "Source", "capability_of", "type_name"]
 
 
 class Source(Enum):
@@ -35,8 +36,11 @@ class Source(Enum):
     """The layer has no such method."""
 
 
-FOLDED = "answer_of_parts"
-"""Name of the function under the ten names of a composite; it folds the answers of the layer's parts."""
+FOLDS_PARTS = "folds_parts"
+"""Attribute of a function that answers for the layer's parts."""
+
+PARTS = "capability_parts"
+"""Method of a layer that is composed of parts."""
 
 _ROWS: dict[str, tuple[Query, object]] = {
     name: (row, vars(row.protocol)[name])  # the protocol's own function: inheriting it declares nothing
@@ -51,11 +55,12 @@ _NO_SOURCES: dict[QueryName, Source] = dict.fromkeys(QUERIES, Source.DEFAULT)
 def capability_of(layer: object, query: BooleanQueryName) -> bool: ...
 @overload
 def capability_of(layer: object, query: OptionalQueryName) -> bool | None: ...
+@never_traced
 def capability_of(layer: object, query: QueryName) -> bool | None:
     """Return a layer's answer to a query, or the documented default where the layer has no such method.
 
     Ask when the model is built. The layer's method is called once; no other attribute of the layer is evaluated.
-    Inside code that `torch.compile` compiles, the question is not traced: it breaks the graph and is asked again at
+    Inside code that `torch.compile` compiles, the question is never traced: it breaks the graph and is asked anew at
     each call, so that no layer is given another's answer.
 
     Args:
@@ -80,11 +85,6 @@ def capability_of(layer: object, query: QueryName) -> bool | None:
     return row.default if method is MISSING else _answer(layer, row, method)
 
 
-# What `torch.compiler.disable` sets: the compiler would trace the search for the method and keep its outcome.
-capability_of.__dict__["_torchdynamo_disable"] = True
-capability_of.__dict__["_torchdynamo_disable_msg"] = "capability_of asks a layer; ask when the model is built"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCapabilities:
     """All ten answers of one layer at one moment, and where each came from.
@@ -106,10 +106,12 @@ class LayerCapabilities:
     source_pairs: tuple[tuple[QueryName, Source], ...]
 
     @classmethod
+    @never_traced
     def of(cls, layer: object) -> Self:
         """Ask a layer all ten queries; errors as in `capability_of`."""
         answers: dict[str, Answer] = _DEFAULTS.copy()
         sources: dict[QueryName, Source] = _NO_SOURCES.copy()
+        composed = not isinstance(own_member(layer, PARTS, None), Absence)
         for row, stub in _ROWS.values():
             method = own_member(layer, row.name, stub)
             if method is MISSING:
@@ -117,6 +119,8 @@ class LayerCapabilities:
             source = Source.DECLARED
             if type(method) is Absence:
                 method, source = _behind(layer, row, method), Source.DELEGATED
+            elif composed and hasattr(method, FOLDS_PARTS):
+                source = Source.DELEGATED
             if method is not MISSING:
                 answers[row.name], sources[row.name] = _answer(layer, row, method), source
         return cls(

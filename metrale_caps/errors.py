@@ -5,8 +5,16 @@
 MetraleError
 ├── CapabilityError
 │   ├── UnknownCapabilityError (also KeyError)
-│   └── CapabilityAnswerError (also TypeError)
+│   ├── CapabilityAnswerError (also TypeError)
+│   └── CapabilityDeclarationError (also TypeError)
 ├── LayerContractError
+├── PluginError
+│   ├── UnknownPluginError (also KeyError)
+│   ├── PluginFailedError
+│   ├── PluginLoadError
+│   ├── PluginDeclarationError
+│   ├── PluginConflictError
+│   └── RegistrarClosedError
 ├── ConfigurationError (also ValueError)
 │   ├── UnsupportedArchitectureError
 │   └── CheckpointError
@@ -33,6 +41,10 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from metrale_caps.audit import Finding
+    from metrale_caps.entry_points import PluginOrigin
+    from metrale_caps.plugins import PluginFailure
 
 
 class MetraleError(Exception):
@@ -76,16 +88,129 @@ class CapabilityAnswerError(CapabilityError, TypeError):
         self.query = query
 
 
-class LayerContractError(MetraleError):
-    """Layers of a stack lack forward methods that their answers, or the engine, oblige them to have.
+class CapabilityDeclarationError(CapabilityError, TypeError):
+    """A class that is declared to answer a query cannot, as it stands, answer it.
 
     Attributes:
-        violations: one sentence for each fault found; all are reported at once.
+        layer_type: qualified name of the class.
+        query: the query it is declared to answer.
+        faults: one phrase for each fault found; all are reported at once.
     """
 
-    def __init__(self, violations: Sequence[str]) -> None:
-        super().__init__("; ".join(violations))
-        self.violations: tuple[str, ...] = tuple(violations)
+    def __init__(self, layer_type: str, query: str, faults: Sequence[str]) -> None:
+        super().__init__(f"{layer_type} is declared to answer {query!r}, but it {'; and it '.join(faults)}")
+        self.layer_type = layer_type
+        self.query = query
+        self.faults: tuple[str, ...] = tuple(faults)
+
+
+class LayerContractError(MetraleError):
+    """Layers of a stack cannot be run as they declare; all that was found is reported at once.
+
+    Attributes:
+        findings: every fault found, with the layer and the place to mend it.
+    """
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        lines = [f"{finding} [{finding.place}]" if finding.place else str(finding) for finding in findings]
+        count = f"{len(lines)} findings about the layers:\n  " if len(lines) > 1 else ""
+        super().__init__(count + "\n  ".join(lines))
+        self.findings: tuple[Finding, ...] = tuple(findings)
+
+
+class PluginError(MetraleError):
+    """A plugin, or what is asked of one, cannot be used."""
+
+
+class UnknownPluginError(PluginError, KeyError):
+    """A name was asked that no plugin has.
+
+    Attributes:
+        name: the name that was asked.
+        known: the names that were found.
+        suggestion: the nearest of them, or None.
+    """
+
+    def __init__(self, name: str, known: Sequence[str], suggestion: str | None = None, advice: str = "") -> None:
+        hint = f"; did you mean {suggestion!r}?" if suggestion else "."
+        found = f"Found are: {', '.join(known)}" if known else "No plugin layer was found"
+        super().__init__(f"there is no plugin layer {name!r}{hint} {found}{'; ' + advice if advice else ''}")
+        self.name = name
+        self.known: tuple[str, ...] = tuple(known)
+        self.suggestion = suggestion
+
+    @override
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PluginFailedError(PluginError):
+    """A plugin was asked for that had failed; it is raised from what the plugin raised.
+
+    Attributes:
+        failure: the plugin, the stage, and the cause.
+    """
+
+    def __init__(self, name: str, failure: PluginFailure) -> None:
+        super().__init__(f"{name!r} cannot be used: {failure}")
+        self.failure = failure
+
+
+class PluginLoadError(PluginError):
+    """Plugins failed where failures are fatal; all were tried.
+
+    Attributes:
+        failures: every plugin that failed, with the stage and the cause.
+    """
+
+    def __init__(self, failures: Sequence[PluginFailure]) -> None:
+        count = "a plugin failed" if len(failures) == 1 else f"{len(failures)} plugins failed"
+        super().__init__(f"{count}: {'; '.join(map(str, failures))}")
+        self.failures: tuple[PluginFailure, ...] = tuple(failures)
+
+
+class PluginDeclarationError(PluginError):
+    """A plugin is declared, or registers its layers, in a way that cannot be used.
+
+    Attributes:
+        faults: one clause for each fault found; all are reported at once.
+    """
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults: tuple[str, ...] = tuple(faults)
+
+
+class PluginConflictError(PluginError):
+    """Several plugins claim one name, so none of them is used.
+
+    Attributes:
+        name: what they claim.
+        origins: the plugins.
+    """
+
+    def __init__(self, kind: str, name: str, origins: Sequence[PluginOrigin]) -> None:
+        ordered = sorted(origins, key=str)
+        super().__init__(
+            f"the {kind} {name!r} is claimed by {' and '.join(map(str, ordered))}, so none of them is used; "
+            "uninstall all but one"
+        )
+        self.name = name
+        self.origins: tuple[PluginOrigin, ...] = tuple(ordered)
+
+
+class RegistrarClosedError(PluginError):
+    """A plugin registers a layer after it returned.
+
+    Attributes:
+        origin: the plugin.
+    """
+
+    def __init__(self, origin: PluginOrigin, name: object) -> None:
+        super().__init__(
+            f"{origin} registers {name!r} after it returned; register every layer while the entry point's function runs"
+        )
+        self.origin = origin
 
 
 class ConfigurationError(MetraleError, ValueError):

@@ -33,7 +33,7 @@ from typing_extensions import Protocol, runtime_checkable
 from metrale_caps.lookup import find_member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -356,7 +356,10 @@ _PROTOCOLS = (
     GraphReplayLayer,
     AuxStateLayer,
 )
-_STUBS = {name: stub for protocol in _PROTOCOLS for name, stub in vars(protocol).items() if not name.startswith("_")}
+FORWARD_STUBS: Mapping[str, object] = {
+    name: stub for protocol in _PROTOCOLS for name, stub in vars(protocol).items() if not name.startswith("_")
+}
+"""Every forward method by name, as its protocol has it: without a body."""
 
 
 def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
@@ -365,5 +368,5 @@ def forward_method(layer: object, name: str) -> Callable[..., Any] | None:
     This is how the engine looks at a layer, once, when a model is built: `isinstance` with a runtime protocol costs
     microseconds and answers differently for a compiled layer on different versions of Python.
     """
-    method = find_member(layer, name, _STUBS[name])
+    method = find_member(layer, name, FORWARD_STUBS[name])
     return method if callable(method) else None

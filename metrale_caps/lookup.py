@@ -16,6 +16,8 @@ from enum import Enum
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, cast
 
+from metrale_caps.tracing import never_traced, torch_module_was_seen
+
 
 class Absence(Enum):
     """Why a layer itself has nothing under a name."""
@@ -61,6 +63,7 @@ class _Shape:
 _shapes: dict[type, _Shape] = {}
 
 
+@never_traced
 def own_member(layer: object, name: str, stub: object) -> object:
     """Return what the layer itself has under `name`, bound to it; nothing is forwarded, no property is evaluated.
 
@@ -92,6 +95,7 @@ def own_member(layer: object, name: str, stub: object) -> object:
     return shape.absence
 
 
+@never_traced
 def forwarded_member(layer: object, name: str, stub: object) -> object:
     """Return what a layer that forwards attributes gives for `name`, or `MISSING`.
 
@@ -119,10 +123,23 @@ def find_member(layer: object, name: str, stub: object) -> object:
     return forwarded_member(layer, name, stub) if found is Absence.FORWARDS else found
 
 
+def class_member(cls: type, name: str, stub: object) -> object:
+    """Return what a class or its bases have under `name`, unbound, or `MISSING`."""
+    for base in cls.__mro__[:-1]:
+        found = cast("object", vars(base).get(name, MISSING))
+        if found is not MISSING and found is not stub:
+            return found
+    return MISSING
+
+
+@never_traced
 def _remember(cls: type) -> _Shape:
     if len(_shapes) >= _REMEMBERED_CLASSES:  # classes made by the thousand, as mocks are, must not pile up
         _shapes.clear()
-    return _shapes.setdefault(cls, _Shape(cls))
+    shape = _shapes[cls] = _Shape(cls)
+    if shape.registers:
+        torch_module_was_seen()
+    return shape
 
 
 def _is_transparent(cls: type) -> bool:

@@ -120,6 +120,13 @@ class Query:
             return any(answer is self.objection for answer in answers)
         return folded is self.objection
 
+    def of_parts(self, answers: Sequence[Answer]) -> Answer:
+        """Return what a layer made of parts with these answers has to say: one objection is enough."""
+        agreement = not self.objection
+        if answers and self.objects(answers):
+            return self.objection
+        return agreement if agreement in answers else self.default
+
     @property
     def answer_type(self) -> str:
         """The answer's type as it is written in source."""

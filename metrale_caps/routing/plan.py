@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from metrale_caps.capabilities import LayerCapabilities
+from metrale_caps.audit import FindingKind, audit_stack
 from metrale_caps.errors import LayerContractError
 from metrale_caps.queries import QUERIES, QueryName
 from metrale_caps.routing.calibration import CalibrationWatch
-from metrale_caps.routing.contract import contract_violations
 from metrale_caps.routing.decision import CHOICES, Decision, DecisionName, EngineReason, LayerReason, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from metrale_caps.capabilities import LayerCapabilities
 
 __all__ = ["Decision", "EngineReason", "LayerReason", "Reason", "RoutePlan"]
 
@@ -55,14 +56,12 @@ class RoutePlan:
             unavailable: routes the engine itself cannot take, by the name of the decision, each with the reason.
 
         Raises:
-            LayerContractError: layers lack methods that their answers oblige them to have; all are listed.
-            CapabilityAnswerError: a layer's answer is malformed.
+            LayerContractError: the audit found faults: names that nothing asks for, answers that are none, hidden or
+                contradicted by what the layer can do; all are listed.
+            Exception: whatever a layer's own method raises comes out as itself.
         """
         self.layers: tuple[object, ...] = tuple(layers)
-        self.capabilities: tuple[LayerCapabilities, ...] = tuple(LayerCapabilities.of(layer) for layer in self.layers)
-        violations = contract_violations(self.layers, self.capabilities)
-        if violations:
-            raise LayerContractError(violations)
+        self.capabilities: tuple[LayerCapabilities, ...] = _audited(self.layers)
         self._unavailable = dict(unavailable or {})
         self._watch = CalibrationWatch(self.layers)
         self.decode_graph_veto: bool = self._objects("decode_graph")
@@ -148,3 +147,14 @@ class RoutePlan:
     @override
     def __str__(self) -> str:
         return "\n".join(str(decision) for decision in self.decisions)
+
+
+def _audited(layers: tuple[object, ...]) -> tuple[LayerCapabilities, ...]:
+    audits = audit_stack(layers)
+    findings = [finding for audit in audits for finding in audit.findings]
+    for finding in findings:
+        if finding.kind is FindingKind.RAISING and finding.error is not None:
+            raise finding.error
+    if findings:
+        raise LayerContractError(findings)
+    return tuple(audit.capabilities for audit in audits if audit.capabilities is not None)

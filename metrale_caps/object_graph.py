@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What an object holds, walked without running any code of it.
+
+Attributes are read from `__dict__` and slots, sub-modules from torch's registries, elements from containers; a bound
+method leads to its object. Properties, forwarding and weak references are not followed. The walk goes level by level
+and stops after `LIMIT` values, so that a layer that holds a whole tokenizer costs milliseconds and not minutes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+LIMIT = 10_000
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_CLOSED = (*_SCALARS, type, ModuleType, FunctionType, BuiltinFunctionType)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_REGISTRIES = frozenset({"_modules", "_parameters", "_buffers"})
+
+
+def walk(root: object, closed: Collection[int] = ()) -> Iterator[tuple[str, object]]:
+    """Yield everything an object holds, with the path that leads there, the nearest first; the object itself not.
+
+    Args:
+        root: the object.
+        closed: identities of objects that are not yielded and not entered. While the walk is under way it may be
+            added to, to close what was just yielded.
+    """
+    seen = {id(root)}
+    waiting: deque[tuple[str, object]] = deque([("self", root)])
+    left = LIMIT
+    while waiting:
+        path, holder = waiting.popleft()
+        if holder is not root and id(holder) in closed:
+            continue
+        for step, value in _held(holder):
+            if id(value) in closed:
+                continue
+            yield path + step, value
+            left -= 1
+            if not left:
+                return
+            if not isinstance(value, _CLOSED) and id(value) not in seen:
+                seen.add(id(value))
+                waiting.append((path + step, value))
+
+
+def fingerprint(root: object) -> dict[str, object]:
+    """Return what tells by comparison whether an object was changed: paths with values, identities and versions."""
+    return {path: _token(value) for path, value in walk(root)}
+
+
+def changed_paths(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return the paths at which two fingerprints differ, in order."""
+    return sorted(path for path in {**before, **after} if before.get(path, _NOTHING) != after.get(path, _NOTHING))
+
+
+_NOTHING = object()
+_SMALL = 4096
+
+
+def _token(value: object) -> object:
+    if isinstance(value, _SCALARS):
+        return (type(value).__name__, repr(value))
+    module = type(value).__module__.partition(".")[0]
+    content = None
+    if module == "numpy" and getattr(value, "nbytes", _SMALL + 1) <= _SMALL:
+        content = cast("Any", value).tobytes()
+    elif module == "torch":  # which counts the writes to a tensor; nothing is read from a device
+        content = getattr(value, "_version", None)
+    return (id(value), content, _Held(value))
+
+
+class _Held:
+    """Keeps an object alive, so that no other one gets its identity, and equals any other of its kind."""
+
+    __slots__ = ("value",)
+    __hash__ = object.__hash__
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held)
+
+
+def _held(holder: object) -> Iterator[tuple[str, object]]:
+    if isinstance(holder, dict):
+        # as a dictionary, whatever a subclass makes of its items
+        for key, value in dict[object, object].items(cast("dict[object, object]", holder)):
+            yield (f"[{key!r}]" if isinstance(key, _SCALARS) else "[...]"), value
+    elif isinstance(holder, _CONTAINERS):
+        elements = cast("Collection[object]", holder)
+        yield from ((f"[{index}]", value) for index, value in enumerate(elements))
+    elif isinstance(holder, MethodType):
+        yield ".__self__", holder.__self__
+    elif isinstance(holder, functools.partial):
+        partial = cast("functools.partial[object]", holder)
+        yield from ((".func", partial.func), (".args", partial.args), (".keywords", partial.keywords))
+    else:
+        yield from ((f".{name}", value) for name, value in attributes_of(holder))
+
+
+def attributes_of(holder: object) -> Iterator[tuple[str, object]]:
+    """Yield an object's own attributes, its filled slots among them, and the sub-modules of a torch module."""
+    try:
+        attributes = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        attributes = {}
+    for name, value in list(cast("dict[str, object]", attributes).items()):
+        if name in _REGISTRIES and isinstance(value, dict):
+            yield from cast("dict[str, object]", value).items()
+        else:
+            yield name, value
+    for base in type(holder).__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType) and name not in {"__dict__", "__weakref__"}:
+                try:
+                    yield name, member.__get__(holder, type(holder))
+                except AttributeError:  # the slot was never filled
+                    continue
