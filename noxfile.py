@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,11 +200,28 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def types_others(session: nox.Session) -> None:
-    """The other type checkers on the files that every checker must accept."""
+    """The other type checkers on the files that every checker must accept, against the installed package."""
     install(session, *requirements("checkers"), str(ROOT))
-    accepted: Sequence[str] = [str(path) for path in sorted((ROOT / "tests" / "typing").glob("accept*"))]
-    for command in (["mypy", "--strict"], ["pyrefly", "check"], ["ty", "check"]):
-        session.run(*command, *accepted)
+    # one whose answer is of another type, so that a checker that sees no types of the package does not pass for one
+    wrong = 'from metrale_caps import capability_of\n\nANSWER: bool = capability_of(None, "fp8_calibration_frozen")\n'
+    # elsewhere than in the source tree, whose package would be found before the installed one
+    with tempfile.TemporaryDirectory() as elsewhere:
+        session.chdir(elsewhere)
+        Path("wrong.py").write_text(wrong, encoding="utf-8")
+        files = sorted((ROOT / "tests" / "typing").glob("accept_*.py"))
+        accepted: Sequence[str] = [shutil.copy(path, path.name) for path in files]
+        # without a preset, pyrefly checks almost nothing where it finds no settings
+        for command in (["mypy", "--strict"], ["pyrefly", "check", "--preset", "strict"], ["ty", "check"]):
+            session.run(*command, *accepted)
+            session.run(*command, "wrong.py", success_codes=[1], silent=True)
+        session.chdir(ROOT)
+
+
+@nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Change the contract's code one spot at a time: the core's tests notice, or `tests/mutants.toml` says why not."""
+    install(session, *requirements("mutants"), *PYPROJECT["project"]["dependencies"])
+    session.run("python", "tests/mutants.py", "--work", f"{session.create_tmp()}/mutants", *session.posargs)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import demo
+from benchmarks import asking, demo
 from benchmarks.registry import RedError, machine
 
-CASES = {case.name: case for case in (demo.CASE,)}
+CASES = {case.name: case for case in (demo.CASE, asking.CASE)}
 
 
 def main(arguments: list[str]) -> int:

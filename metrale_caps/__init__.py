@@ -38,6 +38,13 @@ from metrale_caps.layer import PrefillLayer as PrefillLayer
 from metrale_caps.layer import SplitPrefillLayer as SplitPrefillLayer
 from metrale_caps.layer import VerifyContext as VerifyContext
 from metrale_caps.layer import VerifyLayer as VerifyLayer
+from metrale_caps.plugins import BlockSource as BlockSource
+from metrale_caps.plugins import LayerPlugins as LayerPlugins
+from metrale_caps.plugins import LayerRegistrar as LayerRegistrar
+from metrale_caps.plugins import PluginFailure as PluginFailure
+from metrale_caps.plugins import PluginLayer as PluginLayer
+from metrale_caps.plugins import PluginOrigin as PluginOrigin
+from metrale_caps.plugins import load_plugins as load_plugins
 from metrale_caps.protocols import DecodeGraphUnsupported as DecodeGraphUnsupported
 from metrale_caps.protocols import DecodeMultiSeqUnsupported as DecodeMultiSeqUnsupported
 from metrale_caps.protocols import DecodeRollbackUnsupported as DecodeRollbackUnsupported
@@ -60,6 +67,7 @@ __all__ = [
     "QUERIES",
     "Asked",
     "AuxStateLayer",
+    "BlockSource",
     "CapabilityAnswerError",
     "CapabilityDeclarationError",
     "CapabilityError",
@@ -82,6 +90,8 @@ __all__ = [
     "LayerAudit",
     "LayerCapabilities",
     "LayerContractError",
+    "LayerPlugins",
+    "LayerRegistrar",
     "MetraleError",
     "MidchunkCapture",
     "MultiSeqDecodeLayer",
@@ -90,6 +100,9 @@ __all__ = [
     "PagedKv",
     "PagedKvLayer",
     "PagedKvSpec",
+    "PluginFailure",
+    "PluginLayer",
+    "PluginOrigin",
     "PrefillContext",
     "PrefillLayer",
     "Query",
@@ -106,5 +119,6 @@ __all__ = [
     "audit_layer",
     "capability_of",
     "declares",
+    "load_plugins",
     "query_names",
 ]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 from metrale_caps.errors import CapabilityAnswerError, UnknownCapabilityError
 from metrale_caps.lookup import MISSING, Absence, forwarded_member, own_member
 from metrale_caps.queries import QUERIES, Answer, BooleanQueryName, OptionalQueryName, Query, QueryName, query_names
-from metrale_caps.tracing import never_traced
+from metrale_caps.tracing import never_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
-__all__ = ["FOLDS_PARTS", "PARTS", "QUERIES", "LayerCapabilities", "Source", "capability_of", "type_name"]
+__all__ = ["FOLDS_PARTS", "PARTS", "QUERIES", "LayerCapabilities", "Source", "ask", "capability_of", "type_name"]
 
 
 class Source(Enum):
@@ -47,15 +47,11 @@ _ROWS: dict[str, tuple[Query, object]] = {
     for name, row in QUERIES.items()
 }
 
-_DEFAULTS: dict[str, Answer] = {name: row.default for name, row in QUERIES.items()}
-_NO_SOURCES: dict[QueryName, Source] = dict.fromkeys(QUERIES, Source.DEFAULT)
-
 
 @overload
 def capability_of(layer: object, query: BooleanQueryName) -> bool: ...
 @overload
 def capability_of(layer: object, query: OptionalQueryName) -> bool | None: ...
-@never_traced
 def capability_of(layer: object, query: QueryName) -> bool | None:
     """Return a layer's answer to a query, or the documented default where the layer has no such method.
 
@@ -106,28 +102,16 @@ class LayerCapabilities:
     source_pairs: tuple[tuple[QueryName, Source], ...]
 
     @classmethod
-    @never_traced
     def of(cls, layer: object) -> Self:
         """Ask a layer all ten queries; errors as in `capability_of`."""
-        answers: dict[str, Answer] = _DEFAULTS.copy()
-        sources: dict[QueryName, Source] = _NO_SOURCES.copy()
-        composed = not isinstance(own_member(layer, PARTS, None), Absence)
-        for row, stub in _ROWS.values():
-            method = own_member(layer, row.name, stub)
-            if method is MISSING:
-                continue
-            source = Source.DECLARED
-            if type(method) is Absence:
-                method, source = _behind(layer, row, method), Source.DELEGATED
-            elif composed and hasattr(method, FOLDS_PARTS):
-                source = Source.DELEGATED
-            if method is not MISSING:
-                answers[row.name], sources[row.name] = _answer(layer, row, method), source
-        return cls(
-            layer_type=type_name(type(layer)),
-            source_pairs=tuple(sources.items()),
-            **cast("dict[str, Any]", answers),
-        )
+        return cls.from_answers(layer, {name: ask(layer, name) for name in QUERIES})
+
+    @classmethod
+    def from_answers(cls, layer: object, answers: Mapping[QueryName, tuple[Answer, Source]]) -> Self:
+        """Return the snapshot of a layer that gave these answers to all ten queries."""
+        said = cast("dict[str, Any]", {name: answer for name, (answer, _) in answers.items()})
+        sources: list[tuple[QueryName, Source]] = [(name, source) for name, (_, source) in answers.items()]
+        return cls(layer_type=type_name(type(layer)), source_pairs=tuple(sources), **said)
 
     @property
     def sources(self) -> dict[QueryName, Source]:
@@ -141,6 +125,13 @@ class LayerCapabilities:
         return cast("Answer", getattr(self, query))
 
 
+def ask(layer: object, query: QueryName) -> tuple[Answer, Source]:
+    """Return a layer's answer and where it came from; errors as in `capability_of`."""
+    row, stub = _ROWS[query]
+    method = own_member(layer, query, stub)
+    return (row.default, Source.DEFAULT) if method is MISSING else _answer_and_source(layer, row, method)
+
+
 def type_name(cls: type) -> str:
     """Return a class's module and qualified name."""
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -152,6 +143,17 @@ def _unknown(query: object) -> UnknownCapabilityError:
     names = query_names()
     near = difflib.get_close_matches(str(query), names, n=1)
     return UnknownCapabilityError(str(query), names, near[0] if near else None)
+
+
+def _answer_and_source(layer: object, row: Query, method: object) -> tuple[Answer, Source]:
+    source = Source.DECLARED
+    if type(method) is Absence:
+        method, source = _behind(layer, row, method), Source.DELEGATED
+        if method is MISSING:
+            return row.default, Source.DEFAULT
+    elif FOLDS_PARTS in getattr(method, "__dict__", ()):
+        source = Source.DELEGATED
+    return _answer(layer, row, method), source
 
 
 def _behind(layer: object, row: Query, absence: Absence) -> object:
@@ -196,8 +198,8 @@ def _takes_no_argument(method: Callable[..., object]) -> bool:
         inspect.signature(method).bind()
     except TypeError:
         return False
-    except ValueError:  # a built-in without a signature
-        return True
+    except ValueError:  # a built-in without a signature, or a method that does not even take the layer
+        return not isinstance(method, MethodType)
     return True
 
 
@@ -220,3 +222,6 @@ def _refusal(layer: object, row: Query, came: str, advice: str) -> CapabilityAns
 
 def _described(value: object) -> str:
     return "None" if value is None else f"an object of type {type_name(type(value))}"
+
+
+never_trace(capability_of, LayerCapabilities.of.__func__)

@@ -141,7 +141,7 @@ def _return_faults(function: object, row: Query) -> list[str]:
     answers = _annotated_answers(function)
     if annotation in (_UNKNOWN, Any, object) or (answers is not None and answers <= allowed):
         return []
-    shown = annotation if isinstance(annotation, str) else getattr(annotation, "__qualname__", None) or str(annotation)
+    shown = annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
     return [f"is annotated to return {shown}; expected {row.answer_type}"]
 
 

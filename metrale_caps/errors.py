@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from metrale_caps.audit import Finding
-    from metrale_caps.entry_points import PluginOrigin
+    from metrale_caps.plugins.entry_points import PluginOrigin
     from metrale_caps.plugins import PluginFailure
 
 

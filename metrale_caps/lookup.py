@@ -16,7 +16,7 @@ from enum import Enum
 from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, cast
 
-from metrale_caps.tracing import never_traced, torch_module_was_seen
+from metrale_caps.tracing import never_trace, torch_module_was_seen
 
 
 class Absence(Enum):
@@ -63,7 +63,6 @@ class _Shape:
 _shapes: dict[type, _Shape] = {}
 
 
-@never_traced
 def own_member(layer: object, name: str, stub: object) -> object:
     """Return what the layer itself has under `name`, bound to it; nothing is forwarded, no property is evaluated.
 
@@ -95,7 +94,6 @@ def own_member(layer: object, name: str, stub: object) -> object:
     return shape.absence
 
 
-@never_traced
 def forwarded_member(layer: object, name: str, stub: object) -> object:
     """Return what a layer that forwards attributes gives for `name`, or `MISSING`.
 
@@ -132,7 +130,6 @@ def class_member(cls: type, name: str, stub: object) -> object:
     return MISSING
 
 
-@never_traced
 def _remember(cls: type) -> _Shape:
     if len(_shapes) >= _REMEMBERED_CLASSES:  # classes made by the thousand, as mocks are, must not pile up
         _shapes.clear()
@@ -172,3 +169,6 @@ def _bound(layer: object, found: object) -> object:
         if isinstance(found, MemberDescriptorType):  # a slot that was never filled
             return MISSING
         raise
+
+
+never_trace(own_member, forwarded_member, _remember)

@@ -10,26 +10,22 @@ left to the interpreter.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType
-
-_Function = TypeVar("_Function", bound="Callable[..., Any]")
+    from types import CodeType, FunctionType
 
 _waiting: list[CodeType] = []
 
 
-def never_traced(function: _Function) -> _Function:
-    """Mark a function; returns it unchanged to the caller's eye."""
-    function.__dict__["_torchdynamo_disable"] = True  # as `torch.compiler.disable` does
-    function.__dict__["_torchdynamo_disable_msg"] = "a layer is asked when the model is built, not in compiled code"
-    _waiting.append(function.__code__)
-    return function
+def never_trace(*functions: FunctionType) -> None:
+    """Mark functions; they are left as they are but for two attributes."""
+    for function in functions:
+        function.__dict__["_torchdynamo_disable"] = True  # as `torch.compiler.disable` does
+        function.__dict__["_torchdynamo_disable_msg"] = "ask a layer when the model is built, not in compiled code"
+        _waiting.append(function.__code__)
 
 
-@never_traced
 def torch_module_was_seen() -> None:
     """Tell torch's interpreter hook about the marked functions; called when torch is surely loaded."""
     if not _waiting:
@@ -37,11 +33,9 @@ def torch_module_was_seen() -> None:
     # the public decorator would import the whole compiler
     hook: Any = getattr(getattr(sys.modules.get("torch"), "_C", None), "_dynamo", None)
     try:
-        interpreter, strategy, action = (
-            hook.eval_frame,
-            hook.eval_frame._FrameExecStrategy,
-            hook.eval_frame._FrameAction,
-        )  # noqa: SLF001
+        interpreter = hook.eval_frame
+        strategy = interpreter._FrameExecStrategy  # noqa: SLF001 - the public way is built on it
+        action = interpreter._FrameAction  # noqa: SLF001
         leave_alone = strategy(action.SKIP, action.SKIP)
     except AttributeError:  # a torch that calls them otherwise still breaks its graphs at marked functions
         return
@@ -49,3 +43,6 @@ def torch_module_was_seen() -> None:
         code = _waiting.pop()
         interpreter.set_code_exec_strategy(code, leave_alone)
         interpreter.reset_code(code)  # compiled before this, if the very first question was asked in compiled code
+
+
+never_trace(torch_module_was_seen)

@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""`metrale-caps explain`: the route plan of a model or of a layer class, with every reason."""
+"""`metrale-caps explain`: the route plan of a model, of a layer class or of a plugin's layers, with every reason."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from metrale_caps.queries import QUERIES
-from metrale_caps.cli.layer_class import foreign_code, make_layer, names_class
+from metrale_caps.cli.targets import find_targets, foreign_code, names_class
 from metrale_caps.cli.terminal import print_json, progress_bar
+from metrale_caps.errors import CheckpointError, UnknownPluginError
+from metrale_caps.queries import QUERIES
 from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+
+    from metrale_caps.cli.targets import Target
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "explain",
-        help="the route plan of a model or layer",
+        help="the route plan of a model, a layer or a plugin",
         description="Shows which routes a model's layers allow and who stands in the way. Weights are not loaded.",
     )
     parser.add_argument(
         "target",
         nargs="?",
-        help="checkpoint folder, GGUF file, or module:Class of a layer (default: the default model)",
+        help="checkpoint folder, GGUF file, module:Class of a layer, or a plugin's layer, entry point or distribution "
+        "(default: the default model)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=_run)
@@ -34,17 +40,56 @@ def add_parser(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     target, as_json = arguments.target, arguments.json
-    if target is not None and names_class(target):
-        layer = make_layer(target)
-        with foreign_code(target, "asking it"):
-            document = _document(RoutePlan([layer], unavailable=UNAVAILABLE), as_json=as_json)
-    else:
+    targets = _find_layers(target)
+    if targets is None:
         document = _document(_plan_of_checkpoint(target), as_json=as_json)
+    else:
+        documents = [_document_of_layer(each, as_json=as_json) for each in targets]
+        document = documents[0] if names_class(target) else _joined(targets, documents, as_json=as_json)
     if as_json:
         print_json(document)
     else:
         sys.stdout.write("\n".join(document) + "\n")
     return 0
+
+
+def _find_layers(target: str | None) -> list[Target] | None:
+    """Return the layers that a target names, or None where it is a checkpoint.
+
+    Raises:
+        CheckpointError: it is neither a checkpoint nor a plugin.
+    """
+    if target is None or os.path.exists(os.path.expanduser(target)):  # noqa: PTH110, PTH111 - no name makes these raise
+        return None
+    if names_class(target):
+        return find_targets(target)
+    if not target or any(mark in target for mark in ("/", os.sep, "~")):  # a path, for which no plugin need be tried
+        return None
+    try:
+        return find_targets(target)
+    except UnknownPluginError as unknown:
+        from metrale_caps.models.checkpoint import find_checkpoint
+
+        try:
+            find_checkpoint(target)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; nor is it a plugin: {unknown}") from error
+        return None
+
+
+def _document_of_layer(target: Target, *, as_json: bool) -> Any:
+    layer = target.make()
+    with foreign_code(target.label, "asking it"):
+        return _document(RoutePlan([layer], unavailable=UNAVAILABLE), as_json=as_json)
+
+
+def _joined(targets: Sequence[Target], documents: Sequence[Any], *, as_json: bool) -> Any:
+    """Return one document for the layers of a plugin, however many they are."""
+    if as_json:
+        return {
+            "targets": [{"target": target.label, "plan": plan} for target, plan in zip(targets, documents, strict=True)]
+        }
+    return [line for target, lines in zip(targets, documents, strict=True) for line in ("", target.label, *lines)][1:]
 
 
 def _document(plan: RoutePlan, *, as_json: bool) -> Any:

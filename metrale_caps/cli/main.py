@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from typing_extensions import override
 
-from metrale_caps.cli import explain, kernels, queries, run
+from metrale_caps.cli import check, explain, kernels, plugins, queries, run
 from metrale_caps.errors import MetraleError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its status."""
     parser = _Parser(prog="metrale-caps", description="The contract between an LLM inference engine and its layers.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    for command in (run, queries, explain, kernels):
+    for command in (run, queries, explain, check, plugins, kernels):
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
     try:

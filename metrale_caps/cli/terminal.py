@@ -27,10 +27,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         with contextlib.suppress(ModuleNotFoundError):
             from rich.console import Console
             from rich.table import Table
+            from rich.text import Text
 
             table = Table(*columns, title=title, title_justify="left", show_lines=False)
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(Text, row))  # text, in which brackets are no markup
             Console().print(table)
             return
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]

@@ -99,7 +99,11 @@ class _Truthy:
 
 
 @EVERY_QUERY
-@pytest.mark.parametrize("answer", [1, 0, "yes", "", _Truthy(), lambda: True, [True]], ids=repr)
+@pytest.mark.parametrize(
+    "answer",
+    [1, 0, "yes", "", _Truthy(), lambda: True, [True]],
+    ids=["one", "zero", "text", "empty", "truthy", "callable", "list"],
+)
 def test_answer_of_another_type_is_refused_by_name(query: Any, answer: object) -> None:
     """Only exact booleans are answers; the error names layer, query and the type that came."""
     with pytest.raises(CapabilityAnswerError) as caught:

@@ -1,90 +1,29 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Findings about layers and their classes: all at once, each with the place to mend.
-
-A finding is a fault that no call would show: a method that is never asked because of its name, answers that a wrapper
-hides, answers that contradict what the layer can do. A stack of layers is audited when its route plan is made, and is
-refused with all findings; `metrale-caps check` audits one class or plugin.
-"""
+"""Audits classes, layers and stacks of layers; all that is wrong is found at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, cast
 
-from typing_extensions import override
-
-from metrale_caps.capabilities import PARTS, LayerCapabilities, Source, capability_of, type_name
+from metrale_caps.audit.finding import Finding, FindingKind
+from metrale_caps.audit.near_misses import intended_name
+from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, walk
+from metrale_caps.audit.source_place import place_of
+from metrale_caps.capabilities import PARTS, LayerCapabilities, Source, ask, type_name
 from metrale_caps.declaration import OBLIGATIONS, declaration_faults
 from metrale_caps.errors import CapabilityAnswerError
 from metrale_caps.layer import FORWARD_STUBS, forward_method
 from metrale_caps.lookup import MISSING, Absence, class_member, own_member
-from metrale_caps.near_misses import intended_name
-from metrale_caps.object_graph import attributes_of, changed_paths, fingerprint, walk
 from metrale_caps.queries import QUERIES, Answer, QueryName
-from metrale_caps.source_place import Place, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-class FindingKind(Enum):
-    """What kind of fault a finding is."""
-
-    MISSPELT = "misspelt"
-    """A public attribute is a slip away from a name of the contract, under which nothing will look."""
-    MALFORMED = "malformed"
-    """What stands under a query's name is no answer."""
-    RAISING = "raising"
-    """Asking raised an exception of the layer's own."""
-    HIDDEN = "hidden capability"
-    """A part of the layer answers a query, and the layer itself does not."""
-    CONTRADICTION = "contradiction"
-    """An answer obliges the layer to have a method that it lacks."""
-    UNSTABLE = "unstable"
-    """The answer to a query that is asked once was another the second time."""
-    SIDE_EFFECT = "side effect"
-    """Asking changed the layer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fault.
-
-    Attributes:
-        kind: what kind of fault it is.
-        layer_type: qualified name of the layer's class.
-        name: the query or method that it is about.
-        message: what was found and what to do, without the layer.
-        place: where to mend it, or None where the source is not to be had.
-        layer_index: position in the stack, or None for a layer on its own.
-        error: the exception behind it, or None.
-    """
-
-    kind: FindingKind
-    layer_type: str
-    name: str
-    message: str
-    place: Place | None = None
-    layer_index: int | None = None
-    error: Exception | None = field(default=None, compare=False)
-
-    @override
-    def __str__(self) -> str:
-        who = self.layer_type if self.layer_index is None else f"layer {self.layer_index} ({self.layer_type})"
-        return f"{who} {self.message}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
-        return {
-            "kind": self.kind.value,
-            "layer_type": self.layer_type,
-            "layer_index": self.layer_index,
-            "name": self.name,
-            "message": self.message,
-            "file": self.place.file if self.place else None,
-            "line": self.place.line if self.place else None,
-        }
+_Answers: TypeAlias = dict[QueryName, tuple[Answer, Source]]
+"""The answers that a layer gave, and where each came from; those that were none are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +51,14 @@ def audit_layer(layer: object, *, in_stack: Iterable[object] = ()) -> LayerAudit
         layer: the layer, an instance.
         in_stack: the layers of the stack it belongs to, which it may know without hiding them.
     """
-    cls = type(layer)
-    first: dict[QueryName, Answer] = {}
-    findings = [*_misspelt(cls, layer), *_asked(layer, first)]
-    capabilities = None
-    if not any(finding.kind in {FindingKind.MALFORMED, FindingKind.RAISING} for finding in findings):
-        capabilities = LayerCapabilities.of(layer)
-        findings += _changed_answers(layer, first, capabilities)
-        findings += _contradictions(layer, capabilities)
-        findings += _hidden(layer, capabilities, {id(other) for other in in_stack} - {id(layer)})
-    return LayerAudit(capabilities, tuple(findings))
+    answers: _Answers = {}
+    findings = [*_misspelt(type(layer), layer), *_asked(layer, answers)]
+    findings += _changed_answers(layer, answers)
+    if takes_part(layer):
+        findings += [*_cannot_decode(layer), *_contradictions(layer, answers)]
+    findings += _hidden(layer, answers, {id(other) for other in in_stack} - {id(layer)})
+    complete = len(answers) == len(QUERIES)
+    return LayerAudit(LayerCapabilities.from_answers(layer, answers) if complete else None, tuple(findings))
 
 
 def audit_stack(layers: Sequence[object]) -> tuple[LayerAudit, ...]:
@@ -133,6 +70,13 @@ def audit_stack(layers: Sequence[object]) -> tuple[LayerAudit, ...]:
         indexed = tuple(replace(finding, layer_index=index) for finding in dict.fromkeys(findings))
         audits.append(LayerAudit(audit.capabilities, indexed))
     return tuple(audits)
+
+
+def takes_part(layer: object) -> bool:
+    """Return whether an object answers or runs at all; whatever does neither owes the contract nothing."""
+    return any(not isinstance(_member(layer, query), Absence) for query in QUERIES) or any(
+        forward_method(layer, name) for name in FORWARD_STUBS
+    )
 
 
 def _finding(kind: FindingKind, cls: type, name: str, message: str, error: Exception | None = None) -> Finding:
@@ -162,14 +106,17 @@ def _malformed_declarations(cls: type) -> Iterator[Finding]:
                 yield _finding(FindingKind.MALFORMED, cls, query, f"declares {query}, which {fault}")
 
 
+def _member(layer: object, query: QueryName) -> object:
+    return own_member(layer, query, vars(QUERIES[query].protocol)[query])
+
+
 def _declares(layer: object, query: QueryName) -> bool:
-    return callable(own_member(layer, query, vars(QUERIES[query].protocol)[query]))
+    return callable(_member(layer, query))
 
 
-def _asked(layer: object, answers: dict[QueryName, Answer]) -> Iterator[Finding]:
+def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
     """Ask each query once, keep the answers, and say what came besides."""
     cls = type(layer)
-    ask = cast("Callable[[object, QueryName], Answer]", capability_of)
     for query in QUERIES:
         before = fingerprint(layer) if _declares(layer, query) else None
         try:
@@ -188,34 +135,31 @@ def _without_type(error: CapabilityAnswerError, cls: type) -> str:
     return f"declares {str(error).removeprefix(type_name(cls)).removeprefix('.')}"
 
 
-def _changed_answers(layer: object, first: Mapping[QueryName, Answer], second: LayerCapabilities) -> Iterator[Finding]:
-    for query, row in QUERIES.items():
-        once, again = first[query], second.answer(query)
-        if once is not again and not row.changes:
+def _changed_answers(layer: object, answers: _Answers) -> Iterator[Finding]:
+    for query, (once, _) in answers.items():
+        if QUERIES[query].changes:
+            continue
+        try:
+            again = str(ask(layer, query)[0])
+        except Exception as error:  # noqa: BLE001 - as above
+            again = f"raised {type(error).__name__}: {error}"
+        if again != str(once):
             message = f"answered {query} = {once} and then {again}; it is asked once, when the model is built"
             yield _finding(FindingKind.UNSTABLE, type(layer), query, message)
 
 
-def _contradictions(layer: object, answers: LayerCapabilities) -> Iterator[Finding]:
-    if not _is_layer(layer, answers):
-        return
-    yield from _cannot_decode(layer)
+def _contradictions(layer: object, answers: _Answers) -> Iterator[Finding]:
     for query, obligation in OBLIGATIONS.items():
+        answer, source = answers.get(query, (None, Source.DEFAULT))
         lacking = [name for name in obligation.methods if forward_method(layer, name) is None]
-        if lacking and answers.answer(query) is obligation.answer:
+        if lacking and answer is obligation.answer:
             methods = ", ".join(f"`{name}`" for name in lacking)
-            how = "by default" if answers.sources[query] is Source.DEFAULT else f"({answers.sources[query].value})"
+            how = "by default" if source is Source.DEFAULT else f"({source.value})"
             message = (
-                f"answers {query} = {obligation.answer} {how} but has no {methods}: {obligation.because}; write what "
-                f"is missing, or answer {not obligation.answer}"
+                f"answers {query} = {answer} {how} but has no {methods}: {obligation.because}; write what is missing, "
+                f"or answer {not answer}"
             )
             yield _finding(FindingKind.CONTRADICTION, type(layer), query, message)
-
-
-def _is_layer(layer: object, answers: LayerCapabilities) -> bool:
-    """Return whether an object takes part in the contract at all; other modules owe it nothing."""
-    declared = any(source is not Source.DEFAULT for source in answers.sources.values())
-    return declared or any(forward_method(layer, name) for name in FORWARD_STUBS)
 
 
 def _cannot_decode(layer: object) -> Iterator[Finding]:
@@ -225,33 +169,36 @@ def _cannot_decode(layer: object) -> Iterator[Finding]:
         )
 
 
-def _hidden(layer: object, answers: LayerCapabilities, closed: set[int]) -> Iterator[Finding]:
+def _hidden(layer: object, answers: _Answers, closed: set[int]) -> Iterator[Finding]:
     """Yield the answers of parts that do not reach the layer's own, for the layer and for its parts in turn."""
     parts = list(_parts(layer, closed))
     named = _named_parts(layer)
-    for query, row in QUERIES.items():
-        source = answers.sources[query]
+    for query, (answer, source) in answers.items():
         answering = [(path, part) for path, part in parts if _declares(part, query)]
         if source is Source.DECLARED or not answering:
             continue
-        if source is Source.DELEGATED and named is None:
-            told = [_answer_or_none(part, query) for _, part in parts]
-            answering = [] if row.of_parts(told) is answers.answer(query) else answering
-        elif named is not None:
+        if named is not None:
             answering = [(path, part) for path, part in answering if id(part) not in named]
+        elif source is Source.DELEGATED and QUERIES[query].of_parts(_told(parts, query)) is answer:
+            continue
         for path, part in answering:
             yield _hidden_finding(layer, query, path, part, composite=named is not None)
     for path, part in parts:
-        for finding in _hidden_by_part(part, closed | {id(layer)}):
+        for finding in _hidden(part, _answers(part), closed | {id(layer), id(part)}):
             yield replace(finding, message=f"holds {path}, which {finding.message}")
 
 
-def _hidden_by_part(part: object, closed: set[int]) -> Iterator[Finding]:
-    try:
-        answers = LayerCapabilities.of(part)
-    except Exception:  # noqa: BLE001 - reported for the layer that has the part as its own
-        return
-    yield from _hidden(part, answers, closed | {id(part)})
+def _answers(part: object) -> _Answers:
+    """Return the answers that a part gives; one that is none is reported where the part is audited itself."""
+    answers: _Answers = {}
+    for query in QUERIES:
+        with contextlib.suppress(Exception):
+            answers[query] = ask(part, query)
+    return answers
+
+
+def _told(parts: Sequence[tuple[str, object]], query: QueryName) -> list[Answer]:
+    return [_answers(part).get(query, (None, None))[0] for _, part in parts]
 
 
 def _parts(layer: object, closed: set[int]) -> Iterator[tuple[str, object]]:
@@ -268,18 +215,13 @@ def _named_parts(layer: object) -> set[int] | None:
     parts = own_member(layer, PARTS, None)
     if isinstance(parts, Absence):
         return None
-    return {id(part) for part in cast("Callable[[], Iterable[object]]", parts)()}
-
-
-def _answer_or_none(part: object, query: QueryName) -> Answer:
-    try:
-        return cast("Callable[[object, QueryName], Answer]", capability_of)(part, query)
-    except Exception:  # noqa: BLE001 - a part that cannot be asked tells nothing
-        return None
+    with contextlib.suppress(Exception):  # a composite that cannot name its parts has said so when it was asked
+        return {id(part) for part in cast("Callable[[], Iterable[object]]", parts)()}
+    return set()
 
 
 def _hidden_finding(layer: object, query: QueryName, path: str, part: object, *, composite: bool) -> Finding:
-    answer = _answer_or_none(part, query)
+    (answer,) = _told([(path, part)], query)
     way = (
         "add it to `capability_parts`"
         if composite

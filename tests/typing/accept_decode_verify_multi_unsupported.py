@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What every type checker accepts of `decode_verify_multi_unsupported`, and the engine too, at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
+
+from typing_extensions import override
+
+from metrale_caps import DecodeVerifyMultiUnsupported, capability_of, declares
+
+if TYPE_CHECKING:
+    from metrale_caps import MultiSeqVerifyLayer, VerifyContext
+
+Weights = TypeVar("Weights")
+
+
+class Plain:
+    """Has the method, and inherits nothing."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def decode_verify_multi_unsupported(self) -> bool:
+        """Answer by what the layer was built with."""
+        return self.width > 64
+
+
+class Inherited(Plain):
+    """Has the method from a base class."""
+
+
+@declares("decode_verify_multi_unsupported")
+class AlwaysTrue:
+    """Cannot answer anything else."""
+
+    def decode_verify_multi_unsupported(self) -> Literal[True]:
+        """Answer True."""
+        return True
+
+
+class AlwaysFalse:
+    """Cannot answer anything else."""
+
+    def decode_verify_multi_unsupported(self) -> Literal[False]:
+        """Answer False."""
+        return False
+
+
+@declares("decode_verify_multi_unsupported")
+class Inheriting(DecodeVerifyMultiUnsupported):
+    """Inherits the protocol, so that a checker compares the method with it."""
+
+    @override
+    def decode_verify_multi_unsupported(self) -> Literal[True]:
+        """Answer True."""
+        return True
+
+
+@declares("decode_verify_multi_unsupported")
+class Static:
+    """Answers for the class as for each layer of it."""
+
+    @staticmethod
+    def decode_verify_multi_unsupported() -> Literal[True]:
+        """Answer True."""
+        return True
+
+
+@declares("decode_verify_multi_unsupported")
+class OfTheClass:
+    """Answers as a class method."""
+
+    @classmethod
+    def decode_verify_multi_unsupported(cls) -> Literal[True]:
+        """Answer True."""
+        return True
+
+
+class OptionalArgument:
+    """Can be asked without an argument, and that is how it is asked."""
+
+    def decode_verify_multi_unsupported(self, pretend: bool = False) -> bool:
+        """Answer what the caller wants to hear."""
+        return pretend
+
+
+@declares("decode_verify_multi_unsupported")
+@dataclass(frozen=True, slots=True)
+class Frozen(Generic[Weights]):
+    """Is generic, a dataclass, and has slots."""
+
+    weights: Weights
+
+    def decode_verify_multi_unsupported(self) -> Literal[True]:
+        """Answer True."""
+        return True
+
+
+@declares("decode_verify_multi_unsupported")
+@declares("decode_graph_unsupported")
+class Stacked:
+    """Declares two queries, one decorator for each."""
+
+    def decode_verify_multi_unsupported(self) -> Literal[True]:
+        """Answer True."""
+        return True
+
+    def decode_graph_unsupported(self) -> bool:
+        """Answer False."""
+        return False
+
+
+@declares("decode_verify_multi_unsupported")
+class WithForwardMethods:
+    """May give either answer, since it has the method of `MultiSeqVerifyLayer`."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def decode_verify_multi_unsupported(self) -> bool:
+        """Answer by what the layer was built with."""
+        return self.width > 64
+
+    def decode_verify_multi(self, hidden: Any, context: VerifyContext, /) -> Any:
+        """Advance every sequence by its drafts."""
+        return hidden + len(context.rows_per_sequence)
+
+
+LAYERS: tuple[DecodeVerifyMultiUnsupported, ...] = (
+    Plain(128),
+    Plain(0),
+    Inherited(128),
+    AlwaysTrue(),
+    AlwaysFalse(),
+    Inheriting(),
+    Static(),
+    OfTheClass(),
+    OptionalArgument(),
+    Frozen([1.0]),
+    Stacked(),
+    WithForwardMethods(128),
+    WithForwardMethods(0),
+)
+
+
+FORWARD: MultiSeqVerifyLayer = WithForwardMethods(128)
+
+
+def decorated_classes_keep_their_own_type() -> None:
+    """The constructor, the attributes, the type argument and the class itself stay known."""
+    assert_type(WithForwardMethods(128), WithForwardMethods)
+    assert_type(WithForwardMethods(128).width, int)
+    assert_type(Frozen([1.0]), Frozen[list[float]])
+    assert_type(Stacked().decode_graph_unsupported(), bool)
+
+
+def the_answer_is_of_the_query_s_type(layer: object) -> None:
+    """The query's name selects the type, whatever the layer is known to be."""
+    assert_type(capability_of(layer, "decode_verify_multi_unsupported"), bool)
+    assert_type(capability_of(Plain(128), "decode_verify_multi_unsupported"), bool)
+    assert_type(capability_of(AlwaysTrue(), "decode_verify_multi_unsupported"), bool)
+
+
+def the_answer_needs_no_narrowing(layer: object) -> str:
+    """A bool is never None."""
+    answer: bool = capability_of(layer, "decode_verify_multi_unsupported")
+    return "yes" if answer else "no"

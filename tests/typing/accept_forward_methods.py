@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What every type checker accepts of the forward protocols: a layer that has all of their methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from metrale_caps import PagedKvSpec
+
+if TYPE_CHECKING:
+    from metrale_caps import (
+        AuxStateLayer,
+        DecodeContext,
+        DecodeLayer,
+        GraphReplayLayer,
+        MultiSeqDecodeLayer,
+        MultiSeqVerifyLayer,
+        OwnStateLayer,
+        PagedKvLayer,
+        PrefillContext,
+        PrefillLayer,
+        SplitPrefillLayer,
+        VerifyContext,
+        VerifyLayer,
+    )
+
+
+class Whole:
+    """Has every forward method, and inherits nothing."""
+
+    def decode(self, hidden: Any, context: DecodeContext, /) -> Any:
+        """Add a number that the host knows."""
+        return hidden + context.max_rows
+
+    def decode_multi_seq(self, hidden: Any, context: DecodeContext, /) -> Any:
+        """Add a number that the host knows."""
+        return hidden + context.max_rows
+
+    def decode_verify(self, hidden: Any, context: VerifyContext, /) -> Any:
+        """Add a number that the host knows."""
+        return hidden + context.max_rows
+
+    def decode_verify_multi(self, hidden: Any, context: VerifyContext, /) -> Any:
+        """Add a number that the host knows."""
+        return hidden + context.max_rows
+
+    def prefill(self, hidden: Any, context: PrefillContext, /) -> Any:
+        """Add a number that the host knows."""
+        return hidden + context.max_rows
+
+    def prefill_phase1(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> None:
+        """Fill the buffers with one chunk."""
+        buffers[context.chunk_start] = hidden
+
+    def prefill_gdn_full(self, context: PrefillContext, buffers: Any, /) -> None:
+        """Run the recurrence."""
+        buffers[context.max_length] = None
+
+    def prefill_phase3(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> Any:
+        """Add one chunk's output."""
+        return hidden + buffers[context.chunk_start]
+
+    def kv_cache_spec(self) -> PagedKvSpec:
+        """Ask for the smallest pages."""
+        return PagedKvSpec(key_value_heads=1, head_dim=16, value_head_dim=16)
+
+    def alloc_state(self) -> dict[str, int]:
+        """Start a sequence."""
+        return {"tokens": 0}
+
+    def release_state(self, state: dict[str, int], /) -> None:
+        """End a sequence."""
+        state.clear()
+
+    def check_replay_room(self, state: dict[str, int], length: int, rows: int, /) -> None:
+        """Refuse nothing that keeps the order of tokens."""
+        if length + rows < state["tokens"]:
+            raise ValueError(length)
+
+    def sync_replayed_step(self, state: dict[str, int], length: int, rows: int, /) -> None:
+        """Count what a replay computed."""
+        state["tokens"] = length + rows
+
+    def snapshot_aux(self, state: dict[str, int], /) -> bytes:
+        """Save the count."""
+        return state["tokens"].to_bytes(8, "little")
+
+    def restore_aux(self, state: dict[str, int], snapshot: bytes, /) -> None:
+        """Restore the count."""
+        state["tokens"] = int.from_bytes(snapshot, "little")
+
+
+decode: DecodeLayer = Whole()
+decode_multi_seq: MultiSeqDecodeLayer = Whole()
+verify: VerifyLayer = Whole()
+verify_multi: MultiSeqVerifyLayer = Whole()
+prefill: PrefillLayer = Whole()
+split_prefill: SplitPrefillLayer = Whole()
+paged_kv: PagedKvLayer = Whole()
+own_state: OwnStateLayer = Whole()
+graph_replay: GraphReplayLayer = Whole()
+aux_state: AuxStateLayer = Whole()
