@@ -36,6 +36,9 @@ class Source(Enum):
     """The layer has no such method."""
 
 
+# looking up a member of an enumeration costs as much as asking a layer
+_DECLARED, _DELEGATED, _DEFAULT = Source.DECLARED, Source.DELEGATED, Source.DEFAULT
+
 FOLDS_PARTS = "folds_parts"
 """Attribute of a function that answers for the layer's parts."""
 
@@ -81,11 +84,15 @@ def capability_of(layer: object, query: QueryName) -> bool | None:
     return row.default if method is MISSING else _answer(layer, row, method)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LayerCapabilities:
     """All ten answers of one layer at one moment, and where each came from.
 
     Only `fp8_calibration_frozen` may answer otherwise later; the other nine are asked once.
+
+    Attributes:
+        layer_type: qualified name of the layer's class.
+        source_of_each: where each answer came from, in the order of the table.
     """
 
     layer_type: str
@@ -99,24 +106,31 @@ class LayerCapabilities:
     is_ssm_layer: bool
     uses_ssm_pool: bool
     supports_replay_tail_split: bool
-    source_pairs: tuple[tuple[QueryName, Source], ...]
+    source_of_each: tuple[Source, ...]
 
     @classmethod
     def of(cls, layer: object) -> Self:
         """Ask a layer all ten queries; errors as in `capability_of`."""
-        return cls.from_answers(layer, {name: ask(layer, name) for name in QUERIES})
+        answers: list[Answer] = []
+        sources: list[Source] = []
+        for row, stub in _ROWS.values():
+            method = own_member(layer, row.name, stub)
+            answer, source = (row.default, _DEFAULT) if method is MISSING else _told(layer, row, method)
+            answers.append(answer)
+            sources.append(source)
+        return cls(type_name(type(layer)), *cast("Any", answers), source_of_each=tuple(sources))
 
     @classmethod
     def from_answers(cls, layer: object, answers: Mapping[QueryName, tuple[Answer, Source]]) -> Self:
         """Return the snapshot of a layer that gave these answers to all ten queries."""
-        said = cast("dict[str, Any]", {name: answer for name, (answer, _) in answers.items()})
-        sources: list[tuple[QueryName, Source]] = [(name, source) for name, (_, source) in answers.items()]
-        return cls(layer_type=type_name(type(layer)), source_pairs=tuple(sources), **said)
+        said = cast("Any", [answers[name][0] for name in QUERIES])
+        sources = tuple(answers[name][1] for name in QUERIES)
+        return cls(type_name(type(layer)), *said, source_of_each=sources)
 
     @property
     def sources(self) -> dict[QueryName, Source]:
         """Where each answer came from."""
-        return dict(self.source_pairs)
+        return dict(zip(QUERIES, self.source_of_each, strict=True))
 
     def answer(self, query: QueryName) -> Answer:
         """Return the answer to one query by name."""
@@ -129,7 +143,7 @@ def ask(layer: object, query: QueryName) -> tuple[Answer, Source]:
     """Return a layer's answer and where it came from; errors as in `capability_of`."""
     row, stub = _ROWS[query]
     method = own_member(layer, query, stub)
-    return (row.default, Source.DEFAULT) if method is MISSING else _answer_and_source(layer, row, method)
+    return (row.default, _DEFAULT) if method is MISSING else _told(layer, row, method)
 
 
 def type_name(cls: type) -> str:
@@ -145,14 +159,14 @@ def _unknown(query: object) -> UnknownCapabilityError:
     return UnknownCapabilityError(str(query), names, near[0] if near else None)
 
 
-def _answer_and_source(layer: object, row: Query, method: object) -> tuple[Answer, Source]:
-    source = Source.DECLARED
+def _told(layer: object, row: Query, method: object) -> tuple[Answer, Source]:
+    source = _DECLARED
     if type(method) is Absence:
-        method, source = _behind(layer, row, method), Source.DELEGATED
+        method, source = _behind(layer, row, method), _DELEGATED
         if method is MISSING:
-            return row.default, Source.DEFAULT
+            return row.default, _DEFAULT
     elif FOLDS_PARTS in getattr(method, "__dict__", ()):
-        source = Source.DELEGATED
+        source = _DELEGATED
     return _answer(layer, row, method), source
 
 

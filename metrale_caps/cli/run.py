@@ -35,6 +35,9 @@ def add_parser(commands: Any) -> None:
         default="triton",
         help="the Triton kernels (on a CPU through the executor), or their plain-torch twins",
     )
+    parser.add_argument(
+        "--layers", metavar="NAME", help="build the model from an installed plugin's layer of this name"
+    )
     template = parser.add_mutually_exclusive_group()
     template.add_argument("--chat", dest="chat", action="store_true", default=None, help="use the chat template")
     template.add_argument("--raw", dest="chat", action="store_false", help="use the prompt as it is")
@@ -83,6 +86,7 @@ def _engine(arguments: argparse.Namespace, progress: Any) -> Engine:
         arguments.model,
         device=arguments.device,
         kernels=arguments.kernels,
+        layers=arguments.layers,
         progress=progress,
         seed=arguments.seed,
         prefill_chunk=arguments.prefill_chunk,

@@ -24,6 +24,7 @@ from metrale_caps.models.checkpoint import find_checkpoint
 from metrale_caps.models.loading import load_pretrained
 from metrale_caps.models.progress import silent
 from metrale_caps.models.registry import build_decoder
+from metrale_caps.models.replacements import find_builder
 from metrale_caps.state.blocks import BlockPool
 from metrale_caps.state.sequence import Sequence
 from metrale_caps.state.slots import SlotPool
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from metrale_caps.engine.scheduler import Chunk
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.models.progress import Progress
+    from metrale_caps.models.replacements import LayerBuilder
     from metrale_caps.routing.plan import RoutePlan
     from metrale_caps.routing.taken import RouteTaken
 
@@ -82,6 +84,7 @@ class Engine:
         dtype: torch.dtype | None = None,
         kernels: KernelChoice = "triton",
         numerics: str = "fast",
+        layers: str | LayerBuilder | None = None,
         progress: Progress = silent,
         **options: Any,
     ) -> Self:
@@ -96,16 +99,23 @@ class Engine:
             dtype: type of the weights; the checkpoint's on a GPU and fp32 on a CPU by default.
             kernels: "triton" for the kernels, "naive" for their plain-torch twins (faster on a CPU).
             numerics: "fast" lets the GEMM library choose; the only choice so far.
+            layers: the name of an installed plugin's layer, or a function that makes a layer from a `BlockSource`;
+                a block for which it returns None gets the engine's own layer. `kernels` chooses for those alone.
             progress: told of each stage of loading.
             **options: fields of `EngineOptions`.
 
         Raises:
             ConfigurationError: an option, checkpoint or architecture that cannot be used, by its subclasses.
+            PluginFailedError: the plugin that `layers` names failed; its cause is quoted.
+            UnknownPluginError: no plugin has a layer of that name.
+            LayerContractError: the layers cannot be run as they declare.
+            Exception: whatever building a layer raises, with a note that names it and the block.
         """
         if numerics != "fast":
             raise ConfigurationError(f"numerics is {numerics!r}; only 'fast' is available")
         chosen = _options(options)
         ops = operations(kernels)
+        builder = find_builder(layers)
         if model is None or isinstance(model, (str, os.PathLike)):
             place = _device(device)
             loaded = load_pretrained(
@@ -115,7 +125,7 @@ class Engine:
                 progress=progress,
             )
             progress("building the layers")
-            decoder = build_decoder(loaded.model, ops, consume=True)
+            decoder = build_decoder(loaded.model, ops, consume=True, layers=builder)
             tokenizer = tokenizer or loaded.tokenizer
         else:
             if device is not None or dtype is not None:
@@ -123,7 +133,7 @@ class Engine:
                     "device and dtype belong to a checkpoint; a model object is used where and as it is: convert it "
                     "with model.to(...) before"
                 )
-            decoder = build_decoder(model, ops, consume=False)
+            decoder = build_decoder(model, ops, consume=False, layers=builder)
         return cls(decoder, tokenizer=tokenizer, options=chosen)
 
     @property

@@ -15,16 +15,22 @@ from metrale_caps.layers.feed_forward import SwiGlu
 from metrale_caps.layers.projection import Projection
 from metrale_caps.models.decoder import Decoder
 from metrale_caps.models.memory import page_out
+from metrale_caps.models.replacements import build_replacements
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from metrale_caps.kernels.operations import Operations
+    from metrale_caps.models.replacements import LayerBuilder
 
 SUPPORTED = ("llama", "qwen3")
 
 
-def build_dense(model: Any, operations: Operations, *, context_tokens: int, consume: bool) -> Decoder:
+def build_dense(
+    model: Any, operations: Operations, *, context_tokens: int, consume: bool, layers: LayerBuilder | None = None
+) -> Decoder:
     """Build the decoder of a `LlamaForCausalLM` or `Qwen3ForCausalLM`.
 
     Args:
@@ -33,20 +39,28 @@ def build_dense(model: Any, operations: Operations, *, context_tokens: int, cons
         context_tokens: positions to prepare rotations for.
         consume: take the model's projection weights out of it while they are packed, so that the weights are never
             in memory twice. The model cannot be used afterwards.
+        layers: makes the layers of some or all blocks; it is handed each block with its weights.
 
     Raises:
-        UnsupportedArchitectureError: the configuration asks for something these layers do not compute.
+        UnsupportedArchitectureError: the configuration asks for something that the layers of this package, where
+            they are to be built, do not compute.
         ConfigurationError: a module of the model does more than its weight says, as adapters do.
+        Exception: whatever `layers` raises.
     """
-    config = model.config
-    _check(config)
-    rotary = _rotary_table(model, context_tokens)
-    layers = tuple(_layer(block, config, rotary, operations, consume=consume) for block in model.model.layers)
+    blocks = model.model.layers
+    stack = build_replacements(layers, blocks, model.config, context_tokens)
+    if any(layer is None for layer in stack):
+        _check(model.config, [index for index, layer in enumerate(stack) if layer is None])
+        rotary = _rotary_table(model, context_tokens)
+        stack = tuple(
+            _layer(block, model.config, rotary, operations, consume=consume) if layer is None else layer
+            for block, layer in zip(blocks, stack, strict=True)
+        )
     return Decoder(
-        layers=layers,
+        layers=stack,
         embedding=_weight(model.model.embed_tokens, "the embedding"),
         final_norm=_weight(model.model.norm, "a norm"),
-        norm_eps=config.rms_norm_eps,
+        norm_eps=model.config.rms_norm_eps,
         head=_projection(model.lm_head),
         context_tokens=context_tokens,
         stop_token_ids=frozenset[int](),
@@ -54,14 +68,18 @@ def build_dense(model: Any, operations: Operations, *, context_tokens: int, cons
     )
 
 
-def _check(config: Any) -> None:
+def _check(config: Any, own: Sequence[int]) -> None:
+    """Refuse what the layers of this package, which are to stand at the places `own`, do not compute."""
+
     def refuse(detail: str) -> UnsupportedArchitectureError:
         return UnsupportedArchitectureError(config.model_type, SUPPORTED, detail)
 
     if config.hidden_act not in {"silu", "swish"}:
         raise refuse(f"hidden_act is {config.hidden_act!r}, only 'silu' is computed")
     if getattr(config, "use_sliding_window", False) and config.sliding_window is not None:
-        raise refuse("it uses a sliding window")
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None or any(kinds[index] != "full_attention" for index in own):
+            raise refuse("it uses a sliding window")
     if getattr(config, "is_causal", True) is False:
         raise refuse("it does not attend causally")
     if config.num_attention_heads % config.num_key_value_heads:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from metrale_caps.kernels.operations import Operations
     from metrale_caps.models.decoder import Decoder
+    from metrale_caps.models.replacements import LayerBuilder
 
 BUILDERS: Mapping[str, Callable[..., Decoder]] = MappingProxyType({"llama": build_dense, "qwen3": build_dense})
 """Builder of each `model_type`."""
@@ -36,7 +37,14 @@ def check_architecture(config: Any) -> None:
         raise UnsupportedArchitectureError(architecture, supported_architectures())
 
 
-def build_decoder(model: Any, operations: Operations, *, context_tokens: int | None = None, consume: bool) -> Decoder:
+def build_decoder(
+    model: Any,
+    operations: Operations,
+    *,
+    context_tokens: int | None = None,
+    consume: bool,
+    layers: LayerBuilder | None = None,
+) -> Decoder:
     """Build the layers of a `transformers` causal language model over its weights.
 
     Args:
@@ -44,10 +52,13 @@ def build_decoder(model: Any, operations: Operations, *, context_tokens: int | N
         operations: kernels or their plain-torch twins.
         context_tokens: positions to prepare for; the configuration's by default.
         consume: whether the model's weights may be taken out of it.
+        layers: makes a layer for a block, or returns None to leave the block to the engine's own. It is asked for
+            every block in order, before any weight is taken.
 
     Raises:
         UnsupportedArchitectureError: there are no layers for it here.
         ConfigurationError: it is no such model.
+        Exception: whatever `layers` raises, with a note that names it and the block.
     """
     config = getattr(model, "config", None)
     if config is None:
@@ -60,7 +71,8 @@ def build_decoder(model: Any, operations: Operations, *, context_tokens: int | N
         raise ConfigurationError(f"{type(model).__qualname__} has no language-model head; give the causal model")
     limit = int(config.max_position_embeddings)
     build = BUILDERS[config.model_type]
-    decoder = build(model, operations, context_tokens=min(context_tokens or limit, limit), consume=consume)
+    tokens = min(context_tokens or limit, limit)
+    decoder = build(model, operations, context_tokens=tokens, consume=consume, layers=layers)
     return dataclasses.replace(decoder, stop_token_ids=_stop_token_ids(model))
 
 

@@ -621,3 +621,28 @@ def test_class_without_source_has_no_place() -> None:
     (finding,) = audit_class(made)
     assert finding.place is None
     assert finding.as_json()["file"] is None
+
+
+def test_nothing_but_answers_is_evaluated_when_a_layer_is_audited_and_planned() -> None:
+    """Unrelated properties and forwarding code run neither in the audit nor in the plan, on any Python."""
+
+    class Layer(Sound):
+        evaluated = 0
+
+        @property
+        def expensive(self) -> bool:
+            type(self).evaluated += 1
+            raise RuntimeError("an unrelated property was evaluated")
+
+        @functools.cached_property
+        def cached(self) -> bool:
+            return self.expensive
+
+        def decode_graph_unsupported(self) -> bool:
+            return True
+
+    layer = Layer()
+    assert audit_layer(layer).findings == ()
+    assert audit_class(Layer) == ()
+    assert RoutePlan([layer, Wrapper(None)]).decode_graph_veto is True
+    assert Layer.evaluated == 0

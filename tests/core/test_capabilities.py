@@ -8,7 +8,7 @@ import functools
 import pickle
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Generic, TypeVar
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -26,11 +26,19 @@ from metrale_caps import (
     query_names,
 )
 
+T = TypeVar("T")
 EVERY_QUERY = pytest.mark.parametrize("query", query_names())
 
 
 class Plain:
     """A layer that declares nothing."""
+
+
+class Stateful(Generic[T]):
+    """A generic layer."""
+
+    def uses_ssm_pool(self) -> bool:
+        return False
 
 
 def _layer(query: str, answer: object) -> Any:
@@ -211,6 +219,49 @@ def test_class_in_place_of_an_instance_is_refused() -> None:
     """A class is no layer."""
     with pytest.raises(CapabilityAnswerError, match="class was asked"):
         capability_of(Plain, "is_ssm_layer")
+
+
+def test_generic_layer_answers_and_its_class_with_arguments_is_refused() -> None:
+    """An instance of a generic class is a layer like any other; the class is none, with arguments or without."""
+    layer: Any = Stateful[int]
+    assert capability_of(layer(), "uses_ssm_pool") is False
+    for asked in (layer, Stateful, list[int]):
+        with pytest.raises(CapabilityAnswerError, match="class was asked"):
+            capability_of(asked, "uses_ssm_pool")
+
+
+def test_method_that_does_not_even_take_the_layer_is_refused() -> None:
+    """A forgotten `self` is a wrong declaration and not a bug inside the method."""
+
+    def forgotten() -> bool:
+        return True
+
+    with pytest.raises(CapabilityAnswerError, match="without arguments"):
+        capability_of(_layer_with("is_ssm_layer", forgotten), "is_ssm_layer")
+
+
+def test_what_is_put_on_a_class_or_an_instance_later_counts() -> None:
+    """Nothing that was found is remembered: classes and instances may be changed between two questions."""
+
+    class Base:
+        pass
+
+    class Layer(Base):
+        pass
+
+    def answer(_self: object) -> bool:
+        return True
+
+    layer: Any = Layer()
+    assert capability_of(layer, "is_ssm_layer") is False
+    Base.is_ssm_layer = answer  # pyright: ignore[reportAttributeAccessIssue]
+    assert capability_of(layer, "is_ssm_layer") is True
+    layer.is_ssm_layer = lambda: False
+    assert capability_of(layer, "is_ssm_layer") is False
+    del layer.is_ssm_layer, Base.is_ssm_layer  # pyright: ignore[reportAttributeAccessIssue]
+    assert capability_of(layer, "is_ssm_layer") is False
+    Layer.__bases__ = (type("Other", (), {"is_ssm_layer": answer}),)
+    assert capability_of(layer, "is_ssm_layer") is True
 
 
 @EVERY_QUERY

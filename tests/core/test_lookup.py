@@ -83,7 +83,7 @@ def test_descriptor_and_instance_in_the_order_of_a_call(descriptor: Any, answer:
 
 def test_property_goes_before_an_attribute_of_the_instance() -> None:
     """A property that no instance can hide is refused whatever the instance holds."""
-    layer: Any = type("Layer", (), {"is_ssm_layer": property(lambda _self: True)})()  # pyright: ignore[reportUnknownLambdaType]
+    layer: Any = type("Layer", (), {"is_ssm_layer": property(lambda _self: True)})()
     layer.__dict__["is_ssm_layer"] = lambda: True
     with pytest.raises(CapabilityAnswerError, match="is a property"):
         capability_of(layer, "is_ssm_layer")

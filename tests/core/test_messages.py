@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Optional, TypeVar
 
 import pytest
 from typing_extensions import override
@@ -209,6 +209,7 @@ def _annotated(returns: object) -> Callable[[object], object]:
         (_class(is_ssm_layer=property(_generator)), ["is a property; make it a method"]),
         (_class(is_ssm_layer=None), ["is None, not a method"]),
         (_class(is_ssm_layer=5), ["is an object of type builtins.int, not a method"]),
+        (_class(is_ssm_layer=Nothing()), [f"is an object of type {__name__}.Nothing, not a method"]),
         (_class(is_ssm_layer=_coroutine), ["is a coroutine function; remove `async`"]),
         (_class(is_ssm_layer=_generator), ["is a generator function; return the answer rather than yield it"]),
         (_class(is_ssm_layer=_async_generator), ["is a generator function; return the answer rather than yield it"]),
@@ -229,6 +230,12 @@ def _annotated(returns: object) -> Callable[[object], object]:
 def test_fault_of_a_declaration(cls: type, faults: list[str]) -> None:
     """Each fault is one phrase that says what is there and what to do or what was expected."""
     assert declaration_faults(cls, "is_ssm_layer") == faults
+
+
+def test_annotation_may_say_none_where_the_table_does() -> None:
+    """Either way of writing an optional answer is read."""
+    for returns in (Optional[bool], bool | None, None, Literal[True, None]):  # noqa: UP045 - the other spelling
+        assert declaration_faults(_class(fp8_calibration_frozen=_annotated(returns)), "fp8_calibration_frozen") == []
 
 
 def test_methods_that_a_claim_lacks() -> None:

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metrale_caps import QUERIES, DecodeLayer, LayerContractError, RoutePlan, Source, SplitPrefillLayer
+from metrale_caps import (
+    QUERIES,
+    Asked,
+    Decision,
+    DecodeLayer,
+    LayerContractError,
+    RoutePlan,
+    Source,
+    SplitPrefillLayer,
+)
 from metrale_caps.routing.decision import CHOICES, DecisionName, EngineReason, LayerReason
 
 
@@ -279,3 +288,44 @@ def test_plan_as_json_is_plain_data() -> None:
 def test_every_query_has_a_decision() -> None:
     """No query is without a consequence in the plan."""
     assert {choice.query for choice in CHOICES.values()} == set(QUERIES)
+
+
+def test_decision_tells_all_about_the_layer_in_the_way() -> None:
+    """Route, route wanted, when it is asked, and of the layer its index, type, query, answer and source."""
+    decision = RoutePlan([_layer(), _layer(decode_graph_unsupported=True)]).decision("decode_graph")
+    query = "decode_graph_unsupported"
+    reason = LayerReason(1, f"{__name__}.Layer", query, answer=True, source=Source.DECLARED)
+    assert decision == Decision("decode_graph", query, Asked.AT_BUILD, "eager", "captured in graphs", (reason,))
+
+
+def test_stack_without_layers_is_the_reason_where_all_would_have_to_agree() -> None:
+    """Nobody stands in the way, and still the route is not the wanted one."""
+    plan = RoutePlan([])
+    assert plan.decision("tail_capture").reasons == (EngineReason("the stack has no layers"),)
+    assert plan.decision("decode_graph").reasons == ()
+
+
+def test_override_is_a_reason_beside_the_layers_that_it_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable comes first, and the route is the wanted one."""
+    monkeypatch.setenv("METRALE_MLA_PREFIX_SKIP", "1")
+    decision = RoutePlan([_layer(uses_local_mla_prefill=True)]).decision("prefix_lookup")
+    assert decision.route == decision.wanted == "reuse the matched prefix"
+    override, layer = decision.reasons
+    assert override == EngineReason("METRALE_MLA_PREFIX_SKIP=1 overrides the layers")
+    assert isinstance(layer, LayerReason)
+
+
+def test_plan_s_attributes_are_exact_answers() -> None:
+    """What the dispatchers read is True or False, one for each objection."""
+    objecting = RoutePlan([_layer(decode_rollback_unsupported=True, graph_stale_on_new_sequence=True)])
+    assert objecting.decode_rollback_unsupported is objecting.graph_stale_on_new_sequence is True
+    free = RoutePlan([_layer()])
+    assert free.decode_rollback_unsupported is free.graph_stale_on_new_sequence is False
+
+
+def test_layer_as_json_tells_each_answer_and_its_source() -> None:
+    """A layer is told by its index and type, an answer by what it is and where it came from."""
+    plan = RoutePlan([_layer(is_ssm_layer=True)])
+    answers = {name: {"answer": row.default, "source": "default"} for name, row in QUERIES.items()}
+    answers["is_ssm_layer"] = {"answer": True, "source": "declared"}
+    assert plan.as_json()["layers"] == [{"index": 0, "type": f"{__name__}.Layer", "answers": answers}]

@@ -312,3 +312,23 @@ def test_class_is_found_without_making_it(folders: PluginFolders) -> None:
     (function,) = find_targets(f"{module}:f")
     assert function.layer_class is None
     assert function.make() == 5
+
+
+def test_plugins_are_checked_by_layer_by_plugin_and_by_distribution(
+    folders: PluginFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each layer that a name stands for is audited by its example; one finding is enough for status 1."""
+    faulty = _TWO.replace("def small", "class Faulty(Layer):\n    def is_ssm_layr(self): return True\ndef small", 1)
+    folders.install("good", faulty.replace("example=Layer", "example=Faulty"), distribution="My-Layers", version="1.2")
+    for target, statuses in (("alpha", [0]), ("beta", [1]), ("good", [0, 1]), ("my_layers", [0, 1])):
+        assert main(["check", target, "--json"]) == max(statuses)
+        checked = json.loads(capsys.readouterr().out)["checked"]
+        assert [len(one["findings"]) for one in checked] == statuses
+        assert all("(My-Layers 1.2)" in one["layer"] for one in checked)
+
+
+def test_check_of_a_failed_plugin_quotes_the_cause(folders: PluginFolders, capsys: pytest.CaptureFixture[str]) -> None:
+    """What failed cannot be checked, and is not taken for sound."""
+    _install(folders)
+    assert main(["check", "bad"]) == 2
+    assert "no [/such] thing" in capsys.readouterr().err
