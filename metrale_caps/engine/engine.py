@@ -54,8 +54,7 @@ class Engine:
         """Run a decoder.
 
         Raises:
-            LayerContractError: its layers cannot be run as they declare.
-            CapabilityAnswerError: a layer's answer is malformed.
+            LayerContractError: the audit of its layers found faults; all are listed.
         """
         self.options: EngineOptions = options or EngineOptions()
         self.tokenizer = tokenizer

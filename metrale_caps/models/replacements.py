@@ -43,8 +43,8 @@ def find_builder(layers: str | LayerBuilder | None) -> LayerBuilder | None:
         return _PluginBuilder(f"the layer {found.name!r} of the plugin {found.origin}", found.build)
     if not callable(layers):
         raise ConfigurationError(
-            f"layers is an object of type {type(layers).__qualname__}; give the name of a plugin's layer, or a function "
-            "that takes a BlockSource and returns a layer or None"
+            f"layers is an object of type {type(layers).__qualname__}; give the name of a plugin's layer, or a "
+            "function that takes a BlockSource and returns a layer or None"
         )
     return layers
 
