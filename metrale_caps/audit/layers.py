@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from metrale_caps.audit.finding import Finding, FindingKind
 from metrale_caps.audit.near_misses import intended_name
-from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, walk
+from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, is_closed, walk
 from metrale_caps.audit.source_place import place_of
 from metrale_caps.capabilities import PARTS, LayerCapabilities, Source, ask, type_name
 from metrale_caps.declaration import OBLIGATIONS, declaration_faults
@@ -117,8 +117,11 @@ def _declares(layer: object, query: QueryName) -> bool:
 def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
     """Ask each query once, keep the answers, and say what came besides."""
     cls = type(layer)
+    before: dict[str, object] | None = None
     for query in QUERIES:
-        before = fingerprint(layer) if _declares(layer, query) else None
+        declared = _declares(layer, query)
+        if declared and before is None:
+            before = fingerprint(layer)
         try:
             answers[query] = ask(layer, query)
         except CapabilityAnswerError as error:
@@ -126,9 +129,12 @@ def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
         except Exception as error:  # noqa: BLE001 - whatever a layer raises is what is to be reported
             raised = f"raised {type(error).__name__} when asked {query}: {error}"
             yield _finding(FindingKind.RAISING, cls, query, raised, error)
-        if before is not None and (changed := changed_paths(before, fingerprint(layer))):
-            message = f"changed {', '.join(changed)} when asked {query}; answering must have no side effects"
-            yield _finding(FindingKind.SIDE_EFFECT, cls, query, message)
+        if declared and before is not None:
+            after = fingerprint(layer)
+            if changed := changed_paths(before, after):
+                message = f"changed {', '.join(changed)} when asked {query}; answering must have no side effects"
+                yield _finding(FindingKind.SIDE_EFFECT, cls, query, message)
+            before = after
 
 
 def _without_type(error: CapabilityAnswerError, cls: type) -> str:
@@ -204,10 +210,19 @@ def _told(parts: Sequence[tuple[str, object]], query: QueryName) -> list[Answer]
 def _parts(layer: object, closed: set[int]) -> Iterator[tuple[str, object]]:
     """Yield the nearest objects inside a layer that declare an answer."""
     found = {*closed}
+    known: dict[type, bool] = {}
     for path, value in walk(layer, found):
-        if not isinstance(value, type) and any(_declares(value, query) for query in QUERIES):
+        if not is_closed(value) and _may_declare(value, known) and any(_declares(value, query) for query in QUERIES):
             found.add(id(value))
             yield path, value
+
+
+def _may_declare(value: object, known: dict[type, bool]) -> bool:
+    """Return False for most objects, at little cost: neither they nor their classes have any of the names."""
+    cls = type(value)
+    if cls not in known:
+        known[cls] = any(not QUERIES.keys().isdisjoint(vars(base)) for base in cls.__mro__)
+    return known[cls] or any(name in QUERIES for name, _ in attributes_of(value))
 
 
 def _named_parts(layer: object) -> set[int] | None:

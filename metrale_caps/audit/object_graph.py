@@ -24,6 +24,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _CLOSED = (*_SCALARS, type, ModuleType, FunctionType, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _REGISTRIES = frozenset({"_modules", "_parameters", "_buffers"})
+_BOOKKEEPING = frozenset({"training", "_is_full_backward_hook", "_non_persistent_buffers_set"})
 
 
 def walk(root: object, closed: Collection[int] = ()) -> Iterator[tuple[str, object]]:
@@ -51,6 +52,11 @@ def walk(root: object, closed: Collection[int] = ()) -> Iterator[tuple[str, obje
             if not isinstance(value, _CLOSED) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append((path + step, value))
+
+
+def is_closed(value: object) -> bool:
+    """Return whether nothing is to be found inside a value: numbers, texts, classes, modules, functions."""
+    return isinstance(value, _CLOSED)
 
 
 def fingerprint(root: object) -> dict[str, object]:
@@ -119,12 +125,23 @@ def attributes_of(holder: object) -> Iterator[tuple[str, object]]:
     for name, value in list(cast("dict[str, object]", attributes).items()):
         if name in _REGISTRIES and isinstance(value, dict):
             yield from cast("dict[str, object]", value).items()
-        else:
+        elif not ("_modules" in attributes and _is_bookkeeping(name)):
             yield name, value
+    yield from _filled_slots(holder)
+
+
+def _is_bookkeeping(name: str) -> bool:
+    """Return whether an attribute is one that torch gives to every module."""
+    return name in _BOOKKEEPING or (name.startswith("_") and "_hooks" in name)
+
+
+def _filled_slots(holder: object) -> Iterator[tuple[str, object]]:
     for base in type(holder).__mro__:
+        if "__slots__" not in vars(base):
+            continue
         for name, member in vars(base).items():
-            if isinstance(member, MemberDescriptorType) and name not in {"__dict__", "__weakref__"}:
+            if isinstance(member, MemberDescriptorType):
                 try:
                     yield name, member.__get__(holder, type(holder))
-                except AttributeError:  # the slot was never filled
+                except AttributeError:  # never filled
                     continue
