@@ -84,7 +84,8 @@ def own_member(layer: object, name: str, stub: object) -> object:
             return _of_instance(layer, shape, name, attributes[name])
         if shape.registers:
             for registry in _REGISTRIES:
-                if name in attributes[registry]:
+                # a module whose constructor has not run has none
+                if name in attributes.get(registry, ()):
                     return attributes[registry][name]
     for namespace in shape.namespaces:
         if name in namespace:

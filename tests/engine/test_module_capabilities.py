@@ -88,3 +88,12 @@ def test_layer_that_is_module_and_protocol_is_initialised() -> None:
             return True
 
     assert len(list(Layer().parameters())) == 2
+
+
+@pytest.mark.parametrize("query", list(QUERIES))
+def test_module_whose_constructor_has_not_run_is_asked_like_any_other(query: Any) -> None:
+    """A subclass that forgot `super().__init__()` gets the default, or its own answer."""
+    silent: Any = type("Layer", (nn.Module,), {"__init__": lambda _self: None})()  # pyright: ignore[reportUnknownLambdaType]
+    assert capability_of(silent, query) is QUERIES[query].default
+    told: Any = type("Layer", (nn.Module,), {"__init__": lambda _self: None, query: _veto})()  # pyright: ignore[reportUnknownLambdaType]
+    assert capability_of(told, query) is True
