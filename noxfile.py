@@ -16,11 +16,12 @@ import hashlib
 import os
 import shutil
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import nox
 
@@ -59,16 +60,21 @@ def fingerprint(name: str) -> str:
 
 def shared(session: nox.Session) -> Path:
     """The folder of the shared environment, beside those of the sessions."""
-    return session.cache_dir.absolute().parent / "engine"
+    return (ROOT / session.cache_dir).parent / "engine"  # wherever the session has gone
+
+
+def run_in(session: nox.Session, environment: Path, *command: str | Path, **options: Any) -> Any:
+    """Run a command with an environment first on the path, and the shared one after it; return the output if silent."""
+    scripts = [str(folder / ("Scripts" if os.name == "nt" else "bin")) for folder in (environment, shared(session))]
+    path = os.pathsep.join([*dict.fromkeys(scripts), os.environ.get("PATH", "")])
+    variables = {**QUIET, "VIRTUAL_ENV": str(environment), "PATH": path, **options.pop("env", {})}
+    program = shutil.which(str(command[0]), path=path) or str(command[0])
+    return cast("Any", session.run(program, *map(str, command[1:]), env=variables, external=True, **options))
 
 
 def run_in_engine(session: nox.Session, *command: str | Path, **variables: str) -> None:
     """Run a command with the shared environment first on the path."""
-    scripts = shared(session) / ("Scripts" if os.name == "nt" else "bin")
-    path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
-    environment = {**QUIET, "VIRTUAL_ENV": str(shared(session)), "PATH": path, **variables}
-    program = shutil.which(str(command[0]), path=path) or str(command[0])
-    session.run(program, *map(str, command[1:]), env=environment, external=True)
+    run_in(session, shared(session), *command, env=variables)
 
 
 def engine(session: nox.Session, *groups: str, package: bool = True) -> None:
@@ -180,8 +186,87 @@ def check_contents(session: nox.Session, wheel: Path, source: Path) -> None:
     with tarfile.open(source) as archive:
         in_source = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"metrale_caps/py.typed", "stubs/triton/__init__.pyi", "tests/conftest.py", "noxfile.py", "LICENSE-MIT"}
+    wanted |= {f"examples/plugin_layer/{name}" for name in ("pyproject.toml", "metrale_sliding_window/py.typed")}
     if missing := wanted - in_source:
         session.error(f"the source distribution lacks {sorted(missing)}")
+
+
+@nox.session(venv_backend="none")
+def plugin(session: nox.Session) -> None:
+    """Build our wheel and a third party's, install both, and check, list, explain, audit, test and use its layer.
+
+    The two wheels go into a fresh environment, and nothing else does: what they need besides is found after them in the
+    shared one, whose own installation of the package is hidden by the fresh one. That is verified before anything else.
+    """
+    engine(session, "test", "types", "weights", package=False)
+    fresh = fresh_environment(session)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        # neither package lies in the working folder, so that only the installed ones are found
+        session.chdir(elsewhere)
+        verify_installed(session, fresh, "metrale_caps", "metrale_sliding_window")
+        copy = Path(elsewhere, "examples", "plugin_layer")
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / "examples" / "plugin_layer", copy, ignore=ignored)
+        shutil.copytree(ROOT / "stubs", Path(elsewhere, "stubs"), ignore=ignored)
+        python = shutil.which("python", path=str(fresh / ("Scripts" if os.name == "nt" else "bin"))) or "python"
+        run_in(session, fresh, "pyright", "-p", copy, "--pythonpath", python)
+        run_in(session, fresh, "python", "-P", ROOT / "tests" / "typing" / "broken_plugin.py", copy, python)
+        use_plugin(session, fresh)
+        shutil.rmtree(copy / "metrale_sliding_window")  # its tests, too, have the installed one alone
+        run_in(session, fresh, "python", "-P", "-m", "pytest", "-q", copy, "--rootdir", copy, *session.posargs)
+        session.chdir(ROOT)
+
+
+def fresh_environment(session: nox.Session) -> Path:
+    """Make an environment that holds our wheel and the example's, with the shared one behind it for the rest."""
+    work = Path(session.create_tmp()).absolute()
+    dist, fresh = work / "dist", work / "fresh"
+    shutil.rmtree(dist, ignore_errors=True)
+    for source in (ROOT, ROOT / "examples" / "plugin_layer"):
+        run_in_engine(session, "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, source)
+    session.run(sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(fresh), external=True)
+    behind = sysconfig.get_path("purelib", "venv", vars={"base": str(shared(session))})
+    folder = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(fresh)}))
+    (folder / "shared.pth").write_text(behind + "\n", encoding="utf-8")
+    wheels = sorted(dist.glob("*.whl"))
+    pip = ["python", "-m", "pip", "install", "-qq"]
+    run_in(session, fresh, *pip, "--no-deps", "--ignore-installed", *wheels)
+    run_in(session, fresh, *pip, "--no-index", *wheels)  # fails where what they depend on is not there
+    return fresh
+
+
+def verify_installed(session: nox.Session, environment: Path, *packages: str) -> None:
+    """Fail unless packages are imported from this environment, and are marked as typed there."""
+    for package in packages:
+        code = f"import {package}; print({package}.__file__)"
+        place: str = run_in(session, environment, "python", "-I", "-c", code, silent=True)
+        if not Path(place.strip()).is_relative_to(environment):
+            session.error(f"{package} is imported from {place.strip()}, not from {environment}")
+        if not Path(place.strip()).with_name("py.typed").is_file():
+            session.error(f"{package} has no py.typed in {environment}")
+
+
+def use_plugin(session: nox.Session, environment: Path) -> None:
+    """Run the commands of a plugin's user; each has to succeed and to say what it should."""
+    project = nox.project.load_toml(ROOT / "examples" / "plugin_layer" / "pyproject.toml")["project"]
+    question = ["--prompt", "What is the capital of France?", "--max-new-tokens", "12", "--kernels", "naive"]
+    steps: list[tuple[list[str], int, list[str]]] = [
+        (["plugins", "--strict"], 0, [f"{project['name']} {project['version']}"]),
+        (["explain", "sliding_window"], 0, ["decode_rollback_unsupported = False (declared)"]),
+        (["check", "sliding_window"], 0, ["no findings"]),
+        (["explain", "--layers", "sliding_window"], 0, ["layers from 0 on: metrale_sliding_window.layer."]),
+        (["run", "--layers", "sliding_windwo"], 2, ["did you mean 'sliding_window'"]),
+        (
+            ["run", "--layers", "sliding_window", *question],
+            0,
+            ["The capital of France is Paris.", "SlidingWindowLayer"],
+        ),
+    ]
+    for command, status, expected in steps:
+        said: str = run_in(session, environment, "metrale-caps", *command, silent=True, success_codes=[status])
+        session.log(said)
+        if missing := [text for text in expected if text not in " ".join(said.split())]:
+            session.error(f"`metrale-caps {' '.join(command)}` does not say {missing}")
 
 
 @nox.session(venv_backend="none", default=False)

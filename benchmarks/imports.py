@@ -13,12 +13,14 @@ from benchmarks.registry import RedError
 from benchmarks.timing import Timings, target
 
 NOTHING, TYPING, TORCH = "nothing", "typing", "torch"
-BASIS, PACKAGE, NAMES = "typing_extensions, dataclasses, inspect", "metrale_caps", "every name of metrale_caps"
+BASIS, PACKAGE = "typing_extensions, dataclasses, inspect", "metrale_caps"
+ASKING, NAMES = "capability_of from metrale_caps", "every public name of metrale_caps"
 STATEMENTS = {
     NOTHING: "pass",
     TYPING: "import typing",
     BASIS: f"import {BASIS}",
     PACKAGE: f"import {PACKAGE}",
+    ASKING: f"from {PACKAGE} import capability_of",
     NAMES: f"from {PACKAGE} import *",
     TORCH: "import torch",
 }
@@ -61,6 +63,7 @@ def import_times(rounds: int) -> list[str]:
         f"imports in fresh interpreters, ms, less the {timings[NOTHING] * 1e3:.0f} ms of one that imports nothing",
         *(f"    {name:40s}{timings.spread(name, 1e-3)}" for name in STATEMENTS if name != NOTHING),
         target(f"{PACKAGE} over {BASIS}", timings.ratio(PACKAGE, BASIS), most=1.3),
+        target(f"{ASKING} over the same", timings.ratio(ASKING, BASIS), most=1.3),
         target(f"{NAMES} over the same", timings.ratio(NAMES, BASIS), most=1.3),
         target(f"torch over {PACKAGE}", timings[TORCH] / timings[PACKAGE], least=50),
     ]

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from metrale_caps.audit import Finding
-    from metrale_caps.plugins.entry_points import PluginOrigin
     from metrale_caps.plugins import PluginFailure
+    from metrale_caps.plugins.entry_points import PluginOrigin
 
 
 class MetraleError(Exception):

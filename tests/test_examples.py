@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from metrale_caps import QUERIES, LayerCapabilities
 
 if TYPE_CHECKING:
     import pytest
@@ -23,3 +27,18 @@ def test_own_layer_changes_the_routes_and_not_the_answers(capsys: pytest.Capture
     assert sum("layer 2 saw" in line for line in lines) == 2
     assert lines[-2] == "The capital of France is Paris."
     assert lines[-1].startswith("The sea is a vast and mysterious realm")
+
+
+def test_plugin_layer_answers_as_its_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has all ten queries, each with the answer that the layer gives and whether it declares it."""
+    folder = _EXAMPLES / "plugin_layer"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    from metrale_sliding_window import example
+
+    capabilities = LayerCapabilities.of(example())
+    declared = {
+        name: ", declared" if source.value == "declared" else "" for name, source in capabilities.sources.items()
+    }
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    said = dict(re.findall(r"^\| `(\w+)` \| (\w+(?:, declared)?) \|", readme, re.MULTILINE))
+    assert said == {name: f"{capabilities.answer(name)}{declared[name]}" for name in QUERIES}

@@ -7,9 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from metrale_caps.cli.layers_option import add_layers_option, layer_builder
 from metrale_caps.cli.targets import find_targets, foreign_code, names_class
 from metrale_caps.cli.terminal import print_json, progress_bar
-from metrale_caps.errors import CheckpointError, UnknownPluginError
+from metrale_caps.errors import CheckpointError, ConfigurationError, UnknownPluginError
 from metrale_caps.queries import QUERIES
 from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
@@ -34,6 +35,7 @@ def add_parser(commands: Any) -> None:
         help="checkpoint folder, GGUF file, module:Class of a layer, or a plugin's layer, entry point or distribution "
         "(default: the default model)",
     )
+    add_layers_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.set_defaults(run=_run)
 
@@ -42,7 +44,9 @@ def _run(arguments: argparse.Namespace) -> int:
     target, as_json = arguments.target, arguments.json
     targets = _find_layers(target)
     if targets is None:
-        document = _document(_plan_of_checkpoint(target), as_json=as_json)
+        document = _document(_plan_of_checkpoint(target, arguments.layers), as_json=as_json)
+    elif arguments.layers is not None:
+        raise ConfigurationError(f"--layers belongs to a model, and {target!r} is a layer; leave one of them out")
     else:
         documents = [_document_of_layer(each, as_json=as_json) for each in targets]
         document = documents[0] if names_class(target) else _joined(targets, documents, as_json=as_json)
@@ -99,7 +103,7 @@ def _document(plan: RoutePlan, *, as_json: bool) -> Any:
     return [*_layers(plan), "", "route plan", *(f"  {decision}" for decision in plan.decisions)]
 
 
-def _plan_of_checkpoint(target: str | None) -> RoutePlan:
+def _plan_of_checkpoint(target: str | None, layers: str | None) -> RoutePlan:
     from metrale_caps.models.checkpoint import find_checkpoint
 
     checkpoint = find_checkpoint(target)
@@ -107,8 +111,10 @@ def _plan_of_checkpoint(target: str | None) -> RoutePlan:
     from metrale_caps.models.loading import load_skeleton
     from metrale_caps.models.registry import build_decoder
 
+    builder = layer_builder(layers)
     with progress_bar() as progress:
-        decoder = build_decoder(load_skeleton(checkpoint, progress), operations("naive"), consume=True)
+        skeleton = load_skeleton(checkpoint, progress)
+        decoder = build_decoder(skeleton, operations("naive"), consume=True, layers=builder)
     return RoutePlan(decoder.layers, unavailable=UNAVAILABLE)
 
 

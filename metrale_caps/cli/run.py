@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from metrale_caps.cli.layers_option import add_layers_option, layer_builder
 from metrale_caps.cli.terminal import print_json, progress_bar
 from metrale_caps.errors import ConfigurationError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from metrale_caps.engine import Engine, RouteUse, TokenEvent
+    from metrale_caps.models.replacements import LayerBuilder
 
 DEFAULT_PROMPT = "Write one sentence about the sea."
 _DEFAULT_THREADS = 2
@@ -35,9 +37,7 @@ def add_parser(commands: Any) -> None:
         default="triton",
         help="the Triton kernels (on a CPU through the executor), or their plain-torch twins",
     )
-    parser.add_argument(
-        "--layers", metavar="NAME", help="build the model from an installed plugin's layer of this name"
-    )
+    add_layers_option(parser)
     template = parser.add_mutually_exclusive_group()
     template.add_argument("--chat", dest="chat", action="store_true", default=None, help="use the chat template")
     template.add_argument("--raw", dest="chat", action="store_false", help="use the prompt as it is")
@@ -66,27 +66,28 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--threads is {arguments.threads}; it must be at least 1")
     from metrale_caps.models.checkpoint import find_checkpoint
 
-    find_checkpoint(arguments.model)  # a wrong path is said before the heavy libraries are loaded
+    find_checkpoint(arguments.model)  # a wrong path or name is said before the heavy libraries are loaded
+    builder = layer_builder(arguments.layers)
     import torch
 
     torch.set_num_threads(min(arguments.threads, os.cpu_count() or 1))
     with progress_bar() as progress:
         started = time.perf_counter()
-        engine = _engine(arguments, progress)
+        engine = _engine(arguments, builder, progress)
         loaded = time.perf_counter()
         events = _events(engine, arguments, progress)
         first = next(events)
     return _answer(arguments, engine, first, events, started=started, loaded=loaded)
 
 
-def _engine(arguments: argparse.Namespace, progress: Any) -> Engine:
+def _engine(arguments: argparse.Namespace, builder: LayerBuilder | None, progress: Any) -> Engine:
     from metrale_caps.engine import Engine
 
     return Engine.from_pretrained(
         arguments.model,
         device=arguments.device,
         kernels=arguments.kernels,
-        layers=arguments.layers,
+        layers=builder,
         progress=progress,
         seed=arguments.seed,
         prefill_chunk=arguments.prefill_chunk,

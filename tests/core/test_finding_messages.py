@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import override
 
-from metrale_caps import CapabilityAnswerError, CompositeLayer, audit_layer
+from metrale_caps import QUERIES, CapabilityAnswerError, CompositeLayer, IsSsmLayer, audit_layer
+from metrale_caps.audit.source_place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,6 +158,25 @@ def test_finding(layer: Callable[[], object], messages: list[str]) -> None:
     assert all(finding.as_json()["layer_type"] == who for finding in found)
 
 
+class FirstOnly(Decodes):
+    """Answers once and fails from then on, and keeps the count where no layer is changed."""
+
+    asked: tuple[bool, ...] = ()
+
+    def is_ssm_layer(self) -> bool:
+        FirstOnly.asked = (*FirstOnly.asked, True)
+        if len(FirstOnly.asked) > 1:
+            raise RuntimeError("worn out")
+        return False
+
+
+def test_answer_that_fails_the_second_time() -> None:
+    """The error that came instead of the answer is told."""
+    said = "answered is_ssm_layer = False and then raised RuntimeError: worn out"
+    (finding,) = audit_layer(FirstOnly()).findings
+    assert finding.message == f"{said}; it is asked once, when the model is built"
+
+
 @pytest.mark.parametrize(("cls", "error"), [(Malformed, CapabilityAnswerError), (Raising, RuntimeError)])
 def test_finding_keeps_the_error_behind_it(cls: type, error: type[Exception]) -> None:
     """What was raised is there for whoever wants to raise it."""
@@ -170,3 +191,91 @@ def test_hidden_part_of_a_part() -> None:
     composite.mixer = Forgetful()
     messages = [finding.message for finding in audit_layer(composite).findings]
     assert f"holds self.mixer, which {LEFT_OUT}" in messages
+
+
+def test_part_that_fails_is_hidden_all_the_same() -> None:
+    """A wrapper hides a part whose answer cannot be had, and the part's own fault takes nothing down."""
+    messages = [finding.message for finding in audit_layer(Wraps(Raising())).findings]
+    assert messages == [
+        HIDDEN.replace("Vetoes", "Raising").replace("decode_graph_unsupported = True", "is_ssm_layer = None")
+    ]
+
+
+def test_composite_that_fails_to_name_its_parts_is_audited_to_the_end() -> None:
+    """Its answers cannot be had, and each of them says so."""
+
+    class Broken(CompositeLayer, Decodes):
+        @override
+        def capability_parts(self) -> tuple[object, ...]:
+            raise RuntimeError("lost")
+
+    audit = audit_layer(Broken())
+    assert audit.capabilities is None
+    assert {finding.message.partition(" when asked ")[0] for finding in audit.findings} == {"raised RuntimeError"}
+    assert {finding.name for finding in audit.findings} == set(QUERIES)
+
+
+def test_part_that_only_inherits_a_protocol_answers_nothing() -> None:
+    """There is nothing to hide in a body-less method."""
+    assert audit_layer(Wraps(type("Stub", (IsSsmLayer,), {})())).findings == ()
+
+
+def test_each_query_of_a_part_is_judged_for_itself() -> None:
+    """An answer of the wrapper's own to one query does not hide that it hides another."""
+
+    class Both(Vetoes):
+        def uses_ssm_pool(self) -> bool:
+            return True
+
+    class Answers(Wraps):
+        def decode_graph_unsupported(self) -> bool:
+            return True
+
+    (finding,) = audit_layer(Answers(Both())).findings
+    assert finding.name == "uses_ssm_pool"
+
+
+def test_parts_that_know_the_whole_hide_nothing_of_it() -> None:
+    """A part may hold the layer it is in, or itself, and neither is hidden in it."""
+
+    class Whole(Vetoes):
+        def __init__(self, part: Any) -> None:
+            self.part = part
+            part.owner = self
+            part.itself = part
+
+    assert audit_layer(Whole(Vetoes())).findings == ()
+
+
+def test_layers_of_a_stack_that_hold_each_other_and_are_held_by_parts() -> None:
+    """What stands in the stack is audited there, however it is reached."""
+    whole, other = Vetoes(), Vetoes()
+    inner: Any = Vetoes()
+    inner.neighbour = Wraps(other)
+    layer: Any = whole
+    layer.inner = inner
+    assert audit_layer(whole, in_stack=[whole, other]).findings == ()
+
+
+def test_slip_in_a_base_is_found_in_what_derives_from_it() -> None:
+    """A class inherits the names that nothing asks for."""
+    (finding,) = audit_layer(type("Derived", (Misspelt,), {})()).findings
+    assert finding.name == "is_smm_layer"
+
+
+def test_attribute_of_the_instance_beside_the_class_s_method_is_its_own() -> None:
+    """A layer that answers may keep something under a similar name."""
+    layer: Any = Vetoes()
+    layer.decode_graphs_unsupported = False
+    assert audit_layer(layer).findings == ()
+
+
+@pytest.mark.parametrize("wrap", [staticmethod, classmethod, property, functools.partialmethod])
+def test_place_is_that_of_the_method_however_it_is_wrapped(wrap: Any) -> None:
+    """A fault is mended where the function is written."""
+
+    def answer(*_arguments: object) -> int:
+        return 1
+
+    (finding,) = audit_layer(type("Layer", (Decodes,), {"is_ssm_layer": wrap(answer)})()).findings
+    assert finding.place == Place(__file__, answer.__code__.co_firstlineno)

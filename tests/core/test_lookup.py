@@ -3,12 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typing_extensions import override
 
-from metrale_caps import CapabilityAnswerError, DecodeLayer, LayerCapabilities, Source, capability_of
+from metrale_caps import (
+    CapabilityAnswerError,
+    DecodeLayer,
+    IsSsmLayer,
+    LayerCapabilities,
+    Source,
+    capability_of,
+    query_names,
+)
+from metrale_caps.capabilities import ask
 from metrale_caps.layer import forward_method
+
+if TYPE_CHECKING:
+    from metrale_caps.queries import QueryName
 
 
 def _module_class(module: str, qualname: str, calls: list[str] | None = None) -> type:
@@ -61,6 +74,7 @@ class Descriptor:
         self.answer = answer
 
     def __get__(self, layer: object, owner: type) -> Any:
+        assert layer is not None
         assert type(layer) is owner
         return lambda: self.answer
 
@@ -111,3 +125,49 @@ def test_forward_method_is_found_behind_a_proxy_and_a_stub_is_not() -> None:
     assert found(1, None) == 1
     assert forward_method(Proxy(type("Stub", (DecodeLayer,), {})()), "decode") is None
     assert forward_method(Proxy(Decodes()), "prefill") is None
+
+
+def test_proxy_that_inherits_the_protocol_gives_the_answer_behind_it() -> None:
+    """A body-less method of the proxy's own does not stand in the way."""
+
+    class Answers:
+        def is_ssm_layer(self) -> bool:
+            return True
+
+    proxy = type("TypedProxy", (Proxy, IsSsmLayer), {})(Answers())
+    assert capability_of(proxy, "is_ssm_layer") is True
+
+
+def test_class_is_refused_although_its_own_class_answers() -> None:
+    """A metaclass's method is no answer of a layer."""
+
+    class Meta(type):
+        def is_ssm_layer(cls) -> bool:
+            return True
+
+    with pytest.raises(CapabilityAnswerError, match="a class was asked"):
+        capability_of(Meta("Layer", (), {}), "is_ssm_layer")
+
+
+def test_what_forwards_everything_answers_as_it_forwards() -> None:
+    """A method that no call would reach is not asked, whether the class has it or the instance."""
+
+    class Forwards:
+        def is_ssm_layer(self) -> bool:
+            raise AssertionError("a method that no call reaches was asked")
+
+        @override
+        def __getattribute__(self, name: str) -> Any:
+            if name == "is_ssm_layer":
+                return lambda: True
+            raise AttributeError(name, name=name)
+
+    assert capability_of(Forwards(), "is_ssm_layer") is True
+
+
+def test_snapshot_names_the_layer_s_class() -> None:
+    """By module and qualified name, however it was taken."""
+    layer = Proxy(None)
+    assert LayerCapabilities.of(layer).layer_type == f"{__name__}.Proxy"
+    answers: dict[QueryName, Any] = {query: ask(layer, query) for query in query_names()}
+    assert LayerCapabilities.from_answers(layer, answers) == LayerCapabilities.of(layer)

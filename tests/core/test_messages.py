@@ -143,7 +143,7 @@ def test_bug_inside_a_builtin_without_a_signature_is_the_layer_s_own() -> None:
     """Where nothing tells which arguments a callable takes, its error is not called a wrong signature."""
     make: Any = dict
     with pytest.raises(TypeError, match="not iterable") as caught:
-        capability_of(_class(is_ssm_layer=functools.partial(make, 5))(), "is_ssm_layer")
+        capability_of(_class(is_ssm_layer=staticmethod(functools.partial(make, 5)))(), "is_ssm_layer")
     assert not isinstance(caught.value, CapabilityAnswerError)
 
 
@@ -234,7 +234,7 @@ def test_fault_of_a_declaration(cls: type, faults: list[str]) -> None:
 
 def test_annotation_may_say_none_where_the_table_does() -> None:
     """Either way of writing an optional answer is read."""
-    for returns in (Optional[bool], bool | None, None, Literal[True, None]):  # noqa: UP045 - the other spelling
+    for returns in (Optional[bool], bool | None, None, Literal[True, None]):  # noqa: PYI061, UP045 - other spellings
         assert declaration_faults(_class(fp8_calibration_frozen=_annotated(returns)), "fp8_calibration_frozen") == []
 
 

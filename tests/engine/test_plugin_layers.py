@@ -146,7 +146,7 @@ def test_an_unknown_name_is_refused_before_anything_is_loaded() -> None:
     """Nobody waits for weights to be told of a typing mistake."""
     told: list[str] = []
     with pytest.raises(UnknownPluginError):
-        Engine.from_pretrained(layers="no such layer", progress=lambda stage, *_: told.append(stage))
+        Engine.from_pretrained(layers="no such layer", progress=lambda stage, _done=0, _total=0: told.append(stage))
     assert told == []
 
 
@@ -157,7 +157,9 @@ def test_what_is_neither_a_name_nor_a_function_is_refused(tiny_llama: Any, layer
         Engine.from_pretrained(tiny_llama, layers=layers)
 
 
-@pytest.mark.parametrize("made", [False, "layer", 0, object(), HalvingLayer], ids=repr)
+@pytest.mark.parametrize(
+    "made", [False, "layer", 0, object(), HalvingLayer], ids=["false", "text", "zero", "object", "class"]
+)
 def test_what_is_no_layer_is_refused_and_not_replaced(tiny_llama: Any, made: object) -> None:
     """Only None leaves a block to the engine; anything else must be a layer."""
     with pytest.raises(MetraleError):
