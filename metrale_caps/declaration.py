@@ -8,6 +8,7 @@ to: `OBLIGATIONS` ties answers to forward methods.
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 from types import FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
@@ -108,6 +109,8 @@ def _unwrapped(found: object) -> tuple[Any, bool]:
     if isinstance(found, functools.partialmethod):
         method = cast("Any", found)
         return functools.partial(method.func, None, *method.args, **method.keywords), False
+    if isinstance(found, functools.partial) and sys.version_info < (3, 14):
+        return cast("Any", found), False  # what 3.13 has of `__get__` only warns that 3.14 passes the layer
     return found, hasattr(type(found), "__get__")
 
 

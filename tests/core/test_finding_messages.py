@@ -235,6 +235,45 @@ def test_each_query_of_a_part_is_judged_for_itself() -> None:
     assert finding.name == "uses_ssm_pool"
 
 
+def test_proxy_that_forwards_one_query_hides_another() -> None:
+    """What it forwards reaches the layer; what it does not is hidden in it."""
+
+    class Both(Vetoes):
+        def uses_ssm_pool(self) -> bool:
+            return True
+
+    class Forwards(Wraps):
+        def __getattr__(self, name: str) -> Any:
+            if name != "decode_graph_unsupported":
+                raise AttributeError(name, name=name)
+            return self.__dict__["inner"].decode_graph_unsupported
+
+    (finding,) = audit_layer(Forwards(Both())).findings
+    assert finding.name == "uses_ssm_pool"
+
+
+def test_answer_of_the_part_itself_is_hidden_too() -> None:
+    """A method that was put on an instance answers, although no class has it."""
+    part: Any = type("Part", (), {})()
+    part.is_ssm_layer = lambda: True
+    (finding,) = audit_layer(Wraps(part)).findings
+    assert finding.name == "is_ssm_layer"
+
+
+def test_part_that_answers_less_than_the_whole_hides_nothing_of_it() -> None:
+    """A part may hold the layer it is in, which answers more than the part does."""
+
+    class Whole(Vetoes):
+        def __init__(self, part: Any) -> None:
+            self.part = part
+            part.owner = self
+
+        def uses_ssm_pool(self) -> bool:
+            return True
+
+    assert audit_layer(Whole(Vetoes())).findings == ()
+
+
 def test_parts_that_know_the_whole_hide_nothing_of_it() -> None:
     """A part may hold the layer it is in, or itself, and neither is hidden in it."""
 

@@ -122,6 +122,28 @@ def test_slots_count_as_attributes_where_they_are_filled() -> None:
     assert list(attributes_of(slotted)) == [("full", 1), ("late", 2)]
 
 
+def test_slots_of_a_base_count_where_the_class_itself_has_none() -> None:
+    """A class with a dictionary keeps the slots that it inherits."""
+
+    class Base:
+        __slots__ = ("full",)
+
+    class Derived(Base):
+        pass
+
+    derived: Any = Derived()
+    derived.full, derived.own = 1, 2
+    assert list(attributes_of(derived)) == [("own", 2), ("full", 1)]
+
+
+def test_bookkeeping_of_a_torch_module_is_passed_over() -> None:
+    """What torch gives to every module tells nothing of this one; on anything else such a name is an attribute."""
+    own: dict[str, object] = {"hooks": 1, "_hook": 2, "my_hooks": 3}
+    torch_s: dict[str, object] = {"training": True, "_forward_hooks": {}, "_state_dict_pre_hooks": {}}
+    assert dict(attributes_of(Holder(**own, **torch_s, _modules={"inner": 4}))) == {**own, "inner": 4}
+    assert dict(attributes_of(Holder(**own, **torch_s))) == {**own, **torch_s}
+
+
 @pytest.mark.parametrize("registry", ["_modules", "_parameters", "_buffers"])
 def test_registries_of_a_torch_module_are_its_attributes(registry: str) -> None:
     """A sub-module is named as its user names it; a registry of another kind is a value like any other."""

@@ -197,10 +197,10 @@ def test_explain_of_an_unknown_name_says_both_things_it_may_have_been(
 ) -> None:
     """No file, and no plugin; what was found is listed."""
     folders.install("good", _TWO)
-    assert main(["explain", "alhpa"]) == 2
+    assert main(["explain", "alphaa"]) == 2
     said = capsys.readouterr().err
-    assert "there is no file or folder 'alhpa'" in said
-    assert "nor is it a plugin: there is no plugin layer 'alhpa'; did you mean 'alpha'? Found are: alpha, beta" in said
+    assert "there is no file or folder 'alphaa'" in said
+    assert "nor is it a plugin: there is no plugin layer 'alphaa'; did you mean 'alpha'? Found are: alpha, beta" in said
     assert said.count("\n") == 1
 
 
