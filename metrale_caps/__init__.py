@@ -2,14 +2,12 @@
 """The contract between an LLM inference engine and its layers.
 
 Everything named here imports neither torch nor triton: a layer package can declare and check its capabilities
-without them. The engine lives in `metrale_caps.engine`.
+without them. What only a host uses (audit, plugins, plan) is loaded when it is first used. The engine lives in
+`metrale_caps.engine`.
 """
 
-from metrale_caps.audit import Finding as Finding
-from metrale_caps.audit import FindingKind as FindingKind
-from metrale_caps.audit import LayerAudit as LayerAudit
-from metrale_caps.audit import audit_class as audit_class
-from metrale_caps.audit import audit_layer as audit_layer
+from typing import TYPE_CHECKING
+
 from metrale_caps.capabilities import LayerCapabilities as LayerCapabilities
 from metrale_caps.capabilities import Source as Source
 from metrale_caps.capabilities import capability_of as capability_of
@@ -38,13 +36,6 @@ from metrale_caps.layer import PrefillLayer as PrefillLayer
 from metrale_caps.layer import SplitPrefillLayer as SplitPrefillLayer
 from metrale_caps.layer import VerifyContext as VerifyContext
 from metrale_caps.layer import VerifyLayer as VerifyLayer
-from metrale_caps.plugins import BlockSource as BlockSource
-from metrale_caps.plugins import LayerPlugins as LayerPlugins
-from metrale_caps.plugins import LayerRegistrar as LayerRegistrar
-from metrale_caps.plugins import PluginFailure as PluginFailure
-from metrale_caps.plugins import PluginLayer as PluginLayer
-from metrale_caps.plugins import PluginOrigin as PluginOrigin
-from metrale_caps.plugins import load_plugins as load_plugins
 from metrale_caps.protocols import DecodeGraphUnsupported as DecodeGraphUnsupported
 from metrale_caps.protocols import DecodeMultiSeqUnsupported as DecodeMultiSeqUnsupported
 from metrale_caps.protocols import DecodeRollbackUnsupported as DecodeRollbackUnsupported
@@ -60,8 +51,22 @@ from metrale_caps.queries import Asked as Asked
 from metrale_caps.queries import Fold as Fold
 from metrale_caps.queries import Query as Query
 from metrale_caps.queries import query_names as query_names
-from metrale_caps.routing.plan import Decision as Decision
-from metrale_caps.routing.plan import RoutePlan as RoutePlan
+
+if TYPE_CHECKING:
+    from metrale_caps.audit import Finding as Finding
+    from metrale_caps.audit import FindingKind as FindingKind
+    from metrale_caps.audit import LayerAudit as LayerAudit
+    from metrale_caps.audit import audit_class as audit_class
+    from metrale_caps.audit import audit_layer as audit_layer
+    from metrale_caps.plugins import BlockSource as BlockSource
+    from metrale_caps.plugins import LayerPlugins as LayerPlugins
+    from metrale_caps.plugins import LayerRegistrar as LayerRegistrar
+    from metrale_caps.plugins import PluginFailure as PluginFailure
+    from metrale_caps.plugins import PluginLayer as PluginLayer
+    from metrale_caps.plugins import PluginOrigin as PluginOrigin
+    from metrale_caps.plugins import load_plugins as load_plugins
+    from metrale_caps.routing.plan import Decision as Decision
+    from metrale_caps.routing.plan import RoutePlan as RoutePlan
 
 __all__ = [
     "QUERIES",
@@ -122,3 +127,35 @@ __all__ = [
     "load_plugins",
     "query_names",
 ]
+
+if not TYPE_CHECKING:  # a checker that saw `__getattr__` would take every misspelt name for one of ours
+    _LOADED_WHEN_USED = {
+        **dict.fromkeys(("Finding", "FindingKind", "LayerAudit", "audit_class", "audit_layer"), "metrale_caps.audit"),
+        **dict.fromkeys(
+            (
+                "BlockSource",
+                "LayerPlugins",
+                "LayerRegistrar",
+                "PluginFailure",
+                "PluginLayer",
+                "PluginOrigin",
+                "load_plugins",
+            ),
+            "metrale_caps.plugins",
+        ),
+        **dict.fromkeys(("Decision", "RoutePlan"), "metrale_caps.routing.plan"),
+    }
+
+    def __getattr__(name: str) -> object:
+        """Return a name that only hosts use, and keep it."""
+        module = _LOADED_WHEN_USED.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        from importlib import import_module
+
+        found = globals()[name] = getattr(import_module(module), name)
+        return found
+
+    def __dir__() -> list[str]:
+        """Return the names of the module, those not yet loaded too."""
+        return sorted({*globals(), *__all__})

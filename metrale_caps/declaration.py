@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+_PARTIAL_IS_METHOD = sys.version_info >= (3, 14)
+"""Whether a `functools.partial` on a class is called with the layer first; 3.13 only warns that it will be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Obligation:
     """A row of `OBLIGATIONS`.
@@ -109,8 +113,8 @@ def _unwrapped(found: object) -> tuple[Any, bool]:
     if isinstance(found, functools.partialmethod):
         method = cast("Any", found)
         return functools.partial(method.func, None, *method.args, **method.keywords), False
-    if isinstance(found, functools.partial) and sys.version_info < (3, 14):
-        return cast("Any", found), False  # what 3.13 has of `__get__` only warns that 3.14 passes the layer
+    if isinstance(found, functools.partial):
+        return cast("Any", found), _PARTIAL_IS_METHOD
     return found, hasattr(type(found), "__get__")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import linecache
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from metrale_caps import (
     RoutePlan,
     audit_class,
     audit_layer,
+    capability_of,
 )
 from metrale_caps.audit import Finding, FindingKind
 
@@ -275,10 +277,26 @@ def test_declarations_that_answer_are_left_alone() -> None:
             return True
 
         graph_stale_on_new_sequence = functools.partialmethod(lambda _self, answer: answer, True)  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType, reportUnknownArgumentType]
-        supports_replay_tail_split = functools.partial(bool, 1)
+        supports_replay_tail_split = staticmethod(functools.partial(bool, 1))
 
     assert audit_class(Layer) == ()
     assert _found(Layer()) == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="a partial on a class is a method from 3.14 on")
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method descriptor:FutureWarning")
+def test_partial_on_a_class_answers_without_the_layer() -> None:
+    """Python 3.13 warns that this ends with 3.14; until then it is an answer."""
+
+    def answer(which: bool) -> bool:
+        return which
+
+    class Layer(Sound):
+        supports_replay_tail_split = functools.partial(answer, True)
+
+    assert audit_class(Layer) == ()
+    assert _found(Layer()) == []
+    assert capability_of(Layer(), "supports_replay_tail_split") is True
 
 
 @pytest.mark.parametrize(

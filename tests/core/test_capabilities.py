@@ -402,6 +402,20 @@ def test_snapshot_holds_all_answers_with_their_sources() -> None:
     assert all(getattr(answers, name) is answers.answer(name) for name in QUERIES)
 
 
+def test_registries_of_a_module_are_looked_in_where_its_constructor_made_them() -> None:
+    """A class that forwards attributes as torch's module does keeps what is registered in dictionaries of its own."""
+
+    def forward(_layer: object, name: str) -> object:
+        raise AttributeError(name)
+
+    forward.__module__, forward.__qualname__ = "torch.nn.modules.module", "Module.__getattr__"
+    layer: Any = type("Layer", (), {"__getattr__": forward})()
+    assert capability_of(layer, "is_ssm_layer") is False
+    layer._buffers = {"is_ssm_layer": 1}
+    with pytest.raises(CapabilityAnswerError, match="not a method"):
+        capability_of(layer, "is_ssm_layer")
+
+
 def test_rows_cannot_be_changed() -> None:
     """The table is data that nobody can edit at run time."""
     row: Query = QUERIES["is_ssm_layer"]

@@ -40,6 +40,19 @@ def test_importing_the_contract_loads_no_heavy_library(module: str) -> None:
     assert not _loads_heavy_libraries(f"import {module}")
 
 
+@pytest.mark.parametrize("used", ["audit_class", "load_plugins", "RoutePlan"])
+def test_what_only_a_host_uses_is_loaded_when_it_is_used(used: str) -> None:
+    """A layer package imports the contract without paying for the audit, the plugins and the plan."""
+    program = (
+        "import sys, metrale_caps\n"
+        "before = {'metrale_caps.audit', 'metrale_caps.plugins', 'metrale_caps.routing'} & sys.modules.keys()\n"
+        f"name = metrale_caps.{used}\n"
+        f"sys.exit(f'loaded {{before}}' if before or vars(metrale_caps)['{used}'] is not name else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+
+
 def test_this_check_can_fail(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A statement that loads a module of such a name is caught."""
     folder = tmp_path_factory.mktemp("fake")

@@ -63,10 +63,17 @@ def test_only_the_calibration_may_change_while_the_model_runs() -> None:
 
 def test_public_names_are_those_that_exist() -> None:
     """`__all__` names what the package exports, each once, and nothing else."""
-    exported = {
-        name for name, value in vars(metrale_caps).items() if not name.startswith("_") and not inspect.ismodule(value)
-    }
+    assert "RoutePlan" in dir(metrale_caps)  # though it is loaded when it is first used
+    values = {name: getattr(metrale_caps, name) for name in dir(metrale_caps) if not name.startswith("_")}
+    exported = [name for name, value in values.items() if not inspect.ismodule(value) and name != "TYPE_CHECKING"]
     assert sorted(metrale_caps.__all__) == sorted(exported)
+
+
+def test_misspelt_public_name_is_missing_as_in_any_module() -> None:
+    """The error carries the name, from which Python makes its suggestion."""
+    with pytest.raises(AttributeError, match="has no attribute 'RoutPlan'") as caught:
+        metrale_caps.RoutPlan  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]  # noqa: B018
+    assert caught.value.name == "RoutPlan"
 
 
 def test_folds_of_an_empty_stack() -> None:
