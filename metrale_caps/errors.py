@@ -359,6 +359,53 @@ class UnsupportedOperationError(KernelError, NotImplementedError):
         self.operation = operation
 
 
+class GraphError(MetraleError):
+    """A decode graph cannot be made or used."""
+
+
+class CaptureError(GraphError):
+    """A step does something that a graph cannot hold; the step itself can still run eagerly.
+
+    Attributes:
+        layer_index: the layer that did it, or None outside the stack.
+    """
+
+    def __init__(self, what: str, layer_index: int | None) -> None:
+        place = "outside the layers" if layer_index is None else f"in layer {layer_index}"
+        super().__init__(f"{place}, {what}")
+        self.layer_index = layer_index
+
+
+class StaleGraphError(GraphError):
+    """A graph baked the address of a buffer that its owner has replaced since. Nothing was run.
+
+    Attributes:
+        owner: who owns the buffer: a layer with its index and type, or a part of the engine.
+        buffer: the buffer's place in its owner.
+    """
+
+    def __init__(self, owner: str, buffer: str, advice: str) -> None:
+        super().__init__(f"a decode graph holds a stale address of {owner}: {buffer} has moved since; {advice}")
+        self.owner = owner
+        self.buffer = buffer
+
+
+class KvScaleError(ConfigurationError):
+    """A scale of an FP8 cache is no finite positive number.
+
+    Attributes:
+        layer_index: the layer.
+        scale: what came.
+    """
+
+    def __init__(self, layer_index: int, layer_type: str, tensor: str, scale: float) -> None:
+        super().__init__(
+            f"the {tensor} scale of layer {layer_index} ({layer_type}) is {scale}; it must be finite and above 0"
+        )
+        self.layer_index = layer_index
+        self.scale = scale
+
+
 _SHOWN_OFFSETS = 8
 
 

@@ -86,6 +86,9 @@ class ForwardContext:
         sequence_slots: `[sequences]` int32, the slot each sequence claimed.
         max_rows: upper bound of the rows of one sequence, known to the host.
         max_length: upper bound of `lengths`, known to the host.
+        padding_rows: rows at the end that belong to nobody: dummy slot, dummy block, length 0, cache slot -1. Their
+            hidden rows are zeros when a layer is called, and are set to zero after it. Only a stack in which no layer
+            owns its state is padded.
         kv: this layer's pages, or None for a layer that asks for none.
         states: this layer's own state of each sequence, None where it has none.
     """
@@ -98,6 +101,7 @@ class ForwardContext:
     sequence_slots: Tensor
     max_rows: int
     max_length: int
+    padding_rows: int = 0
     kv: PagedKv | None = None
     states: tuple[object, ...] = ()
 
@@ -131,6 +135,7 @@ class DecodeContext(ForwardContext):
             lengths=self.lengths[rows],
             row_starts=self.row_starts[:2],
             sequence_slots=self.sequence_slots[rows],
+            padding_rows=0,
             states=self.states[rows],
         )
 
@@ -307,7 +312,11 @@ class PagedKvLayer(Protocol):
 
 @runtime_checkable
 class OwnStateLayer(Protocol):
-    """A layer that allocates its own state for each sequence."""
+    """A layer that allocates its own state for each sequence.
+
+    Both methods are called under `torch.inference_mode()`, as the forward methods are: a state's tensors are then
+    inference tensors, which may be changed in place here and there and nowhere else.
+    """
 
     def alloc_state(self) -> object:
         """Return the state of a new sequence."""
@@ -320,14 +329,27 @@ class OwnStateLayer(Protocol):
 
 @runtime_checkable
 class GraphReplayLayer(Protocol):
-    """A layer with host bookkeeping that a graph replay bypasses."""
+    """A layer with host bookkeeping that a graph replay bypasses.
+
+    A replay runs none of the layer's Python. A capture runs it once without computing anything, so that bookkeeping
+    may then be ahead: both methods speak of absolute lengths and never of "one more".
+    """
 
     def check_replay_room(self, state: Any, length: int, rows: int, /) -> None:
-        """Raise if `rows` more rows after `length` do not fit; asked before a replay is launched."""
+        """Raise if rows `length` to `length + rows` do not fit; asked before a capture or replay, which then is none.
+
+        Args:
+            state: the layer's own state of the sequence, or None.
+            length: tokens before the step.
+            rows: rows of the step.
+        """
         ...
 
     def sync_replayed_step(self, state: Any, length: int, rows: int, /) -> None:
-        """Bring host bookkeeping to `length + rows` after a replay."""
+        """Bring host bookkeeping to `length + rows`: after a replay, or with 0 rows after a capture that failed.
+
+        It may be ahead of `length` and is then brought back; behind it, rows are missing, which is an error to raise.
+        """
         ...
 
 

@@ -3,23 +3,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts since the engine was built. They move when a step commits; preemptions when a step is planned.
+    """Counts since the engine was built.
+
+    Those of steps and tokens move when a step commits, preemptions when a step is planned, those of graphs when it
+    happens.
 
     Attributes:
         decode_steps: decode passes.
         decoded_tokens: tokens that decode passes produced.
         prefill_chunks: prefill passes.
         prefill_tokens: prompt tokens computed, those of resumed sequences counted again.
+        fused_steps: passes that decoded rows and computed a chunk; they count as a decode and as a prefill pass too.
         preemptions: sequences that gave their blocks back and were computed again.
+        graph_captures: decode steps captured in a graph.
+        graph_replays: decode steps that ran from a graph captured before.
+        graphs_dropped: graphs dropped because their slot changed hands.
+        graph_evictions: graphs that gave way to newer ones.
+        capture_failures: captures that failed; their steps ran eagerly.
+        eager_decode_steps: decode steps that ran without a graph, by reason; a step counts under each of its reasons.
     """
 
     decode_steps: int = 0
     decoded_tokens: int = 0
     prefill_chunks: int = 0
     prefill_tokens: int = 0
+    fused_steps: int = 0
     preemptions: int = 0
+    graph_captures: int = 0
+    graph_replays: int = 0
+    graphs_dropped: int = 0
+    graph_evictions: int = 0
+    capture_failures: int = 0
+    eager_decode_steps: Counter[str] = field(default_factory=Counter[str])

@@ -31,11 +31,13 @@ from metrale_caps.state.slots import SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from collections.abc import Sequence as Rows
 
-    from metrale_caps.engine.scheduler import Chunk
+    from metrale_caps.engine.scheduler import Chunk, Step
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.models.progress import Progress
     from metrale_caps.models.replacements import LayerBuilder
+    from metrale_caps.routing.graph_gate import GraphSuppressions
     from metrale_caps.routing.plan import RoutePlan
     from metrale_caps.routing.taken import RouteTaken
 
@@ -63,7 +65,7 @@ class Engine:
         num_blocks = self.options.blocks_for(decoder)
         self._blocks = BlockPool(num_blocks, self.options.block_size)
         self._slots = SlotPool(self.options.max_slots)
-        self._runner = Runner(decoder, num_blocks=num_blocks, block_size=self.options.block_size)
+        self._runner = Runner(decoder, num_blocks=num_blocks, options=self.options, counters=self.counters)
         self._scheduler = Scheduler(
             self._blocks,
             self._slots,
@@ -139,6 +141,20 @@ class Engine:
     def plan(self) -> RoutePlan:
         """Every decision about the routes of this model, with its reasons."""
         return self._runner.plan
+
+    @property
+    def graph_suppressions(self) -> GraphSuppressions:
+        """Named reasons for which no decode step is captured or replayed; add and lift your own."""
+        return self._runner.decode_steps.gate.suppressions
+
+    def drop_graphs(self) -> int:
+        """Drop every captured step, and try failed captures again; return how many there were.
+
+        To be called after weights or buffers of the model were replaced.
+        """
+        dropped = self._runner.decode_steps.graphs.clear()
+        self.counters.graphs_dropped += dropped
+        return dropped
 
     @property
     def num_blocks(self) -> int:
@@ -285,28 +301,57 @@ class Engine:
         self.counters.preemptions = self._scheduler.preemptions
         if not step.decode and not step.prefill:
             raise StalledError(self.free_blocks, self.num_blocks)
-        advanced: list[Sequence] = []
-        if step.decode:
-            logits, route = self._runner.decode(step.decode)
-            tokens = sampler.pick(logits, [sequence.index for sequence in step.decode])
-            self.counters.decode_steps += 1
-            self.counters.decoded_tokens += len(tokens)
-            for sequence, token in zip(step.decode, tokens, strict=True):
-                self._commit(sequence, sequence.cursor + 1, route, token)
-            advanced.extend(step.decode)
-        advanced.extend(chunk.sequence for chunk in step.prefill if self._prefill(chunk, sampler, progress))
+        if step.decode and step.prefill and self._runner.fuses:
+            return self._fused(step, sampler, progress)
+        advanced = self._decode(step.decode, sampler)
+        split = bool(step.decode)
+        for chunk in step.prefill:
+            advanced += self._prefill(chunk, sampler, progress, split=split)
         return advanced
 
-    def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress) -> bool:
-        """Run one chunk; return whether it completed the sequence's tokens and so gave a new one."""
+    def _decode(self, sequences: Rows[Sequence], sampler: Sampler) -> list[Sequence]:
+        """Run the decode rows of a step, if there are any; return their sequences."""
+        if not sequences:
+            return []
+        logits, routes = self._runner.decode(sequences)
+        return self._commit_decode(sequences, logits, routes, sampler)
+
+    def _commit_decode(
+        self, sequences: Rows[Sequence], logits: torch.Tensor, routes: tuple[RouteTaken, ...], sampler: Sampler
+    ) -> list[Sequence]:
+        tokens = sampler.pick(logits, [sequence.index for sequence in sequences])
+        self.counters.decode_steps += 1
+        self.counters.decoded_tokens += len(tokens)
+        for sequence, route, token in zip(sequences, routes, tokens, strict=True):
+            self._commit(sequence, sequence.cursor + 1, route, token)
+        return list(sequences)
+
+    def _fused(self, step: Step, sampler: Sampler, progress: Progress) -> list[Sequence]:
+        """Run the decode rows with the first chunk in one pass, and the other chunks after it."""
+        first, *others = step.prefill
+        rows, chunk, route = self._runner.fused(step.decode, first)
+        self.counters.fused_steps += 1
+        advanced = self._commit_decode(step.decode, rows, (route,) * len(step.decode), sampler)
+        advanced += self._commit_chunk(first, chunk, route, sampler, progress)
+        for other in others:
+            advanced += self._prefill(other, sampler, progress, split=False)
+        return advanced
+
+    def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress, *, split: bool) -> list[Sequence]:
+        """Run one chunk; return its sequence if that completed its tokens and so gave a new one."""
+        logits, route = self._runner.prefill(chunk, split=split)
+        return self._commit_chunk(chunk, logits, route, sampler, progress)
+
+    def _commit_chunk(
+        self, chunk: Chunk, logits: torch.Tensor | None, route: RouteTaken, sampler: Sampler, progress: Progress
+    ) -> list[Sequence]:
         sequence = chunk.sequence
-        logits, route = self._runner.prefill(sequence, chunk.end)
         token = None if logits is None else sampler.pick(logits, [sequence.index])[0]
         self.counters.prefill_chunks += 1
         self.counters.prefill_tokens += chunk.end - sequence.cursor
         progress("reading the prompt", chunk.end, len(sequence.tokens))
         self._commit(sequence, chunk.end, route, token)
-        return token is not None
+        return [] if token is None else [sequence]
 
     def _commit(self, sequence: Sequence, cursor: int, route: RouteTaken, token: int | None) -> None:
         """Move a sequence; the only place where its cursor, tokens and routes change."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Turns what the scheduler picked into the tensors of one step."""
+"""Turns a chunk that the scheduler picked into tensors; decode steps have buffers of their own."""
 
 from __future__ import annotations
 
@@ -7,33 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from metrale_caps.layer import DecodeContext, PrefillContext
+from metrale_caps.layer import PrefillContext
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Rows
-
     from metrale_caps.state.sequence import Sequence
-
-
-def decode_inputs(
-    sequences: Rows[Sequence], block_size: int, device: torch.device
-) -> tuple[torch.Tensor, DecodeContext]:
-    """Return the token ids `[sequences]` and the context of a decode step."""
-    positions = [sequence.cursor for sequence in sequences]
-    tokens = [sequence.tokens[sequence.cursor] for sequence in sequences]
-    context = DecodeContext(
-        positions=_integers(positions, device),
-        cache_slots=_integers(
-            [cache_slot(sequence, at, block_size) for sequence, at in zip(sequences, positions, strict=True)], device
-        ),
-        block_tables=_block_tables(sequences, device),
-        lengths=_integers([position + 1 for position in positions], device, torch.int32),
-        row_starts=torch.arange(len(sequences) + 1, dtype=torch.int32, device=device),
-        sequence_slots=_slots(sequences, device),
-        max_rows=1,
-        max_length=max(positions) + 1,
-    )
-    return _integers(tokens, device), context
 
 
 def prefill_inputs(
@@ -44,10 +21,10 @@ def prefill_inputs(
     context = PrefillContext(
         positions=torch.arange(sequence.cursor, end, device=device),
         cache_slots=_integers([cache_slot(sequence, at, block_size) for at in positions], device),
-        block_tables=_block_tables([sequence], device),
+        block_tables=_integers(sequence.blocks, device, torch.int32)[None],
         lengths=_integers([end], device, torch.int32),
         row_starts=_integers([0, len(positions)], device, torch.int32),
-        sequence_slots=_slots([sequence], device),
+        sequence_slots=_integers([-1 if sequence.slot is None else sequence.slot], device, torch.int32),
         max_rows=len(positions),
         max_length=end,
         chunk_start=sequence.cursor,
@@ -62,13 +39,3 @@ def cache_slot(sequence: Sequence, position: int, block_size: int) -> int:
 
 def _integers(values: list[int], device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
-
-
-def _slots(sequences: Rows[Sequence], device: torch.device) -> torch.Tensor:
-    return _integers([-1 if it.slot is None else it.slot for it in sequences], device, torch.int32)
-
-
-def _block_tables(sequences: Rows[Sequence], device: torch.device) -> torch.Tensor:
-    width = max(len(sequence.blocks) for sequence in sequences)
-    rows = [sequence.blocks + [0] * (width - len(sequence.blocks)) for sequence in sequences]
-    return torch.tensor(rows, dtype=torch.int32, device=device)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KernelChoice: TypeAlias = Literal["triton", "naive"]
 
 _GIB = 1 << 30
+_WHOLE_NUMBERS = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks", "seed")
 _DEFAULT_POOL_BYTES = _GIB
 
 
@@ -27,6 +28,8 @@ class EngineOptions:
         block_size: tokens a cache block holds.
         num_blocks: blocks of the cache; None for what the slots can use, within 1 GiB.
         prefill_chunk: prompt tokens of one step at most.
+        decode_graphs: capture decode steps and replay them.
+        max_decode_graphs: captured steps kept at most; each belongs to one sequence's slot, or to one batch of them.
         seed: of random sampling.
     """
 
@@ -34,6 +37,8 @@ class EngineOptions:
     block_size: int = 16
     num_blocks: int | None = None
     prefill_chunk: int = 512
+    decode_graphs: bool = True
+    max_decode_graphs: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +47,7 @@ class EngineOptions:
         Raises:
             ConfigurationError: naming the option and what came.
         """
-        for name in ("max_slots", "block_size", "prefill_chunk", "num_blocks", "seed"):
+        for name in _WHOLE_NUMBERS:
             value: object = getattr(self, name)
             if name == "num_blocks" and value is None:
                 continue
@@ -50,6 +55,9 @@ class EngineOptions:
                 raise ConfigurationError(f"{name} is {value!r} ({type(value).__name__}); it must be a whole number")
             if value < 1 and name != "seed":
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1")
+        if not isinstance(self.decode_graphs, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users are not all typed
+            kind = type(self.decode_graphs).__name__
+            raise ConfigurationError(f"decode_graphs is {self.decode_graphs!r} ({kind}); it must be True or False")
 
     def blocks_for(self, decoder: Decoder) -> int:
         """Return the number of blocks to allocate for a decoder."""

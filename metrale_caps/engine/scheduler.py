@@ -52,7 +52,7 @@ class Scheduler:
         *,
         prefill_chunk: int,
         on_start: Callable[[Sequence], None],
-        on_release: Callable[[Sequence], None],
+        on_release: Callable[[Sequence, int], None],
     ) -> None:
         """Schedule over the given pools.
 
@@ -61,7 +61,7 @@ class Scheduler:
             slots: slots of running sequences.
             prefill_chunk: prompt tokens of one step at most.
             on_start: called when a sequence has claimed its slot.
-            on_release: called once for each start, when the sequence has given its slot back.
+            on_release: called once for each start, when the sequence has given its slot back, with that slot.
         """
         self._blocks = blocks
         self._slots = slots
@@ -158,8 +158,8 @@ class Scheduler:
         self._running.remove(sequence)
         self._blocks.release(sequence.blocks)
         sequence.blocks.clear()
-        if sequence.slot is not None:
-            self._slots.release(sequence.slot)
-        sequence.slot = None
         sequence.cursor = 0
-        self._on_release(sequence)
+        slot, sequence.slot = sequence.slot, None
+        if slot is not None:
+            self._slots.release(slot)
+            self._on_release(sequence, slot)

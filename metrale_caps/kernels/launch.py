@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from metrale_caps.errors import LaunchError
+from metrale_caps.kernels.recording import active_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -68,7 +69,7 @@ def launch(
     """Run a kernel over a grid.
 
     Tensors on a GPU: the kernel is compiled. On a CPU: it is executed, every access checked against its argument. On
-    the meta device: it is only recorded. An empty grid runs nothing.
+    the meta device: it is only recorded. An empty grid runs nothing. While a step is captured, the launch is noted.
 
     Args:
         kernel: an ordinary `triton.jit` function.
@@ -85,16 +86,25 @@ def launch(
     device = _checked_device(kernel, writes, arguments)
     if 0 in grid:
         return
-    if device == "cpu":
-        from metrale_caps.kernels.executor import execute
-
-        execute(kernel, grid, arguments, writes=writes)
-    elif device == "meta":
+    if device == "meta":
         for launches in _recorded:
             launches.append(Launch(kernel, grid, arguments, num_warps, num_stages))
+        return
+
+    def run() -> None:
+        if device == "cpu":
+            from metrale_caps.kernels.executor import execute
+
+            execute(kernel, grid, arguments, writes=writes)
+        else:
+            # said, since the compiler's default differs between versions, and with it the bits
+            kernel[grid](**arguments, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True)
+
+    recorder = active_recorder()
+    if recorder is None:
+        run()
     else:
-        # said, since the compiler's default differs between versions, and with it the bits
-        kernel[grid](**arguments, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=True)
+        recorder.record_launch(run, [value for value in arguments.values() if isinstance(value, torch.Tensor)])
 
 
 def _checked_device(kernel: JITFunction[..., Any], writes: tuple[str, ...], arguments: Mapping[str, Argument]) -> str:

@@ -5,27 +5,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from metrale_caps.layer import DecodeContext
 from metrale_caps.routing.stack import row_by_row
 from metrale_caps.routing.taken import RouteTaken
 
 if TYPE_CHECKING:
+    import torch
+
     from metrale_caps.routing.stack import Forward, LayerStates, Stack
 
 
 class DecodeDispatcher:
-    """Composes `decode` and `decode_multi_seq` over a stack."""
+    """Composes `decode` and `decode_multi_seq` over a stack.
+
+    Attributes:
+        one_by_one: a batch must not be handed to `run`: each of its sequences is a step of its own.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
+        self.one_by_one: bool = stack.plan.hc_perseq
         self._decode: tuple[Forward[DecodeContext], ...] = stack.forwards("decode")
         self._decode_multi_seq = stack.forwards("decode_multi_seq", otherwise=row_by_row(DecodeContext.row))
         self._single = RouteTaken("decode", "one sequence")
         self._several = _route_of_several(stack)
 
-    def run(self, hidden: torch.Tensor, context: DecodeContext, states: LayerStates) -> tuple[torch.Tensor, RouteTaken]:
+    def forwards(self, rows: int) -> tuple[Forward[DecodeContext], ...]:
+        """Return each layer's part of a step of `rows` rows."""
+        return self._decode if rows == 1 else self._decode_multi_seq
+
+    def route(self, sequences: int) -> RouteTaken:
+        """Return the route of a batch of `sequences` sequences."""
+        return self._single if sequences == 1 else self._several
+
+    def run(self, hidden: torch.Tensor, context: DecodeContext, states: LayerStates) -> torch.Tensor:
         """Decode one token of each sequence.
 
         Args:
@@ -34,20 +47,9 @@ class DecodeDispatcher:
             states: the states of the layers that own theirs, for each sequence.
 
         Returns:
-            Hidden rows `[sequences, hidden_size]`, in the order given, and the route taken.
+            Hidden rows `[sequences, hidden_size]`, in the order given; rows of padding are zeros.
         """
-        if hidden.shape[0] == 1:
-            return self._stack.run(self._decode, hidden, context, states), self._single
-        if self._stack.plan.hc_perseq:
-            return self._run_per_sequence(hidden, context, states), self._several
-        return self._stack.run(self._decode_multi_seq, hidden, context, states), self._several
-
-    def _run_per_sequence(self, hidden: torch.Tensor, context: DecodeContext, states: LayerStates) -> torch.Tensor:
-        rows = [
-            self._stack.run(self._decode, hidden[row : row + 1], context.row(row), states[row : row + 1])
-            for row in range(hidden.shape[0])
-        ]
-        return torch.cat(rows)
+        return self._stack.run(self.forwards(hidden.shape[0]), hidden, context, states)
 
 
 def _route_of_several(stack: Stack) -> RouteTaken:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 UNAVAILABLE: Mapping[DecisionName, str] = {
     "prefix_lookup": "this engine keeps no prefix cache yet",
-    "decode_graph": "this engine captures no graphs yet",
-    "fused_step": "this engine runs decode rows and prefill chunks in passes of their own",
     "rollback": "this engine does not roll back yet",
     "verify": "this engine makes no drafts yet",
     "long_prefill": "this engine does not split prefills into phases yet",

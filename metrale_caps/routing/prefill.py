@@ -12,15 +12,21 @@ from metrale_caps.routing.taken import RouteTaken
 if TYPE_CHECKING:
     import torch
 
-    from metrale_caps.routing.stack import LayerStates, Stack
+    from metrale_caps.routing.stack import Forward, LayerStates, Stack
 
 
 class PrefillDispatcher:
-    """Composes `prefill` over a stack; a layer without it computes its rows one `decode` at a time."""
+    """Composes `prefill` over a stack; a layer without it computes its rows one `decode` at a time.
+
+    Attributes:
+        forwards: each layer's part of a chunk.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._prefill = stack.forwards("prefill", otherwise=row_by_row(PrefillContext.decode_row))
+        self.forwards: tuple[Forward[PrefillContext], ...] = stack.forwards(
+            "prefill", otherwise=row_by_row(PrefillContext.decode_row)
+        )
         lacking = stack.lacking("prefill")
         route = "`prefill` per chunk, row by row on some layers" if lacking else "`prefill` per chunk"
         self._route = RouteTaken("prefill", route, lacking)
@@ -38,4 +44,4 @@ class PrefillDispatcher:
         Returns:
             Hidden rows `[rows, hidden_size]`, and the route taken.
         """
-        return self._stack.run(self._prefill, hidden, context, states), self._route
+        return self._stack.run(self.forwards, hidden, context, states), self._route

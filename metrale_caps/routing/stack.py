@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from metrale_caps.kernels.recording import active_recorder
 from metrale_caps.layer import ForwardContext, forward_method
 from metrale_caps.routing.decision import MissingMethodReason
 
@@ -30,8 +31,9 @@ def row_by_row(row_of: Callable[[_Context, int], DecodeContext]) -> Callable[[Fo
 
     def make(decode: Forward[Any]) -> Forward[_Context]:
         def decode_rows(hidden: torch.Tensor, context: _Context) -> torch.Tensor:
-            rows = [decode(hidden[row : row + 1], row_of(context, row)) for row in range(hidden.shape[0])]
-            return torch.cat(rows)
+            live = hidden.shape[0] - context.padding_rows
+            rows = [decode(hidden[row : row + 1], row_of(context, row)) for row in range(live)]
+            return torch.cat([*rows, hidden[live:]])
 
         return decode_rows
 
@@ -77,7 +79,27 @@ class Stack:
         self, forwards: tuple[Forward[_Context], ...], hidden: torch.Tensor, context: _Context, states: LayerStates
     ) -> torch.Tensor:
         """Run hidden rows through the layers, each with the step as it sees it."""
-        for index, (forward, kv) in enumerate(zip(forwards, self.pages, strict=True)):
-            own = tuple(sequence.get(index) for sequence in states)
-            hidden = forward(hidden, context.for_layer(kv, own))
+        hidden = without_padding(hidden, context)
+        for index, forward in enumerate(forwards):
+            hidden = self.run_layer(index, forward, hidden, context, states)
         return hidden
+
+    def run_layer(
+        self, index: int, forward: Forward[_Context], hidden: torch.Tensor, context: _Context, states: LayerStates
+    ) -> torch.Tensor:
+        """Run hidden rows through one layer; rows of padding come out as zeros, whatever the layer made of them."""
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.layer = index
+        own = tuple(sequence.get(index) for sequence in states)
+        hidden = without_padding(forward(hidden, context.for_layer(self.pages[index], own)), context)
+        if recorder is not None:
+            recorder.layer = None
+        return hidden
+
+
+def without_padding(hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    """Set the rows of padding to zero, in place, so that they poison no reduction over the batch."""
+    if context.padding_rows:
+        hidden[hidden.shape[0] - context.padding_rows :].zero_()
+    return hidden

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from metrale_caps.kernels.naive.rows import rms_norm
+from metrale_caps.kernels.recording import recordable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from metrale_caps.kernels.rotary import RotaryTable
 
 
+def _query_result(
+    qkv: Tensor, _rotary: object, _positions: object, _slots: object, key_cache: Tensor, *_: object, **options: Any
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], options["query_heads"], key_cache.shape[3])
+
+
+@recordable(_query_result)
 def rope_write_kv(
     qkv: Tensor,
     rotary: RotaryTable,
