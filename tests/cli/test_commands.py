@@ -72,7 +72,7 @@ def test_explain_shows_every_decision_of_a_folder(checkpoint: str, capsys: pytes
     assert main(["explain", checkpoint]) == 0
     text = capsys.readouterr().out
     assert "GroupedQueryAttentionLayer" in text
-    assert "decode_graph: eager rather than captured in graphs" in text
+    assert "decode_graph: captured in graphs" in text
     assert main(["explain", checkpoint, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert len(plan["layers"]) == 2
@@ -109,7 +109,8 @@ def test_run_answers_and_says_its_routes(speaking_checkpoint: str, capsys: pytes
     captured = capsys.readouterr()
     assert "tokens per second" in captured.out
     assert "prefill: `prefill` per chunk (1 step)" in captured.out
-    assert "decode: one sequence (4 steps)" in captured.out
+    assert "decode: one sequence, captured in a graph (1 step)" in captured.out
+    assert "decode: one sequence, replayed from its graph (3 steps)" in captured.out
     assert "route plan" in captured.out
     assert captured.err == ""
 
@@ -312,7 +313,7 @@ def test_class_is_explained_where_torch_is_missing(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert done.returncode == 0
-    assert "this engine captures no graphs yet" in done.stdout
+    assert "this engine makes no drafts yet" in done.stdout
 
 
 def test_module_can_be_run_and_reader_may_leave() -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from metrale_caps.engine.counters import Counters
+from metrale_caps.engine.options import EngineOptions
 from metrale_caps.engine.runner import Runner
+from metrale_caps.engine.scheduler import Chunk
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 from metrale_caps.state.sequence import Sequence
@@ -22,7 +25,12 @@ BOTH = pytest.mark.parametrize("kernels", ["naive", "triton"])
 
 def _make_runner(model: Any, kernels: Any, block_size: int = _BLOCK_SIZE) -> Runner:
     """A runner whose pages are full of NaN, so that a cell that is read before it is written shows."""
-    runner = Runner(build_decoder(model, operations(kernels), consume=False), num_blocks=32, block_size=block_size)
+    runner = Runner(
+        build_decoder(model, operations(kernels), consume=False),
+        num_blocks=32,
+        options=EngineOptions(block_size=block_size),
+        counters=Counters(),
+    )
     for pages in runner.pages:
         assert pages is not None
         pages.keys.fill_(torch.nan)
@@ -38,7 +46,7 @@ def _prefill(runner: Runner, sequence: Sequence, chunk: int) -> torch.Tensor:
     logits = None
     while sequence.cursor < len(sequence.tokens):
         end = min(sequence.cursor + chunk, len(sequence.tokens))
-        logits, _ = runner.prefill(sequence, end)
+        logits, _ = runner.prefill(Chunk(sequence, end))
         sequence.cursor = end
     assert logits is not None
     return logits[0]

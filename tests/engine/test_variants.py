@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from metrale_caps.engine import Engine
+from metrale_caps.engine.counters import Counters
+from metrale_caps.engine.options import EngineOptions
 from metrale_caps.engine.runner import Runner
+from metrale_caps.engine.scheduler import Chunk
 from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
@@ -49,9 +52,10 @@ _REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @torch.inference_mode()
 def _logits(model: Any) -> torch.Tensor:
     """Logits of the last prompt row and of ten decode steps, over forced tokens."""
-    runner = Runner(build_decoder(model, operations("naive"), consume=False), num_blocks=8, block_size=16)
+    decoder = build_decoder(model, operations("naive"), consume=False)
+    runner = Runner(decoder, num_blocks=8, options=EngineOptions(), counters=Counters())
     sequence = Sequence(0, _TOKENS[:80], 80, max_new_tokens=16, slot=0, blocks=list(range(8)))
-    first, _ = runner.prefill(sequence, 80)
+    first, _ = runner.prefill(Chunk(sequence, 80))
     assert first is not None
     rows = [first[0]]
     for token in _TOKENS[80:]:
