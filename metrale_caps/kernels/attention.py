@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from metrale_caps.errors import LaunchError
-from metrale_caps.kernels.checks import expect_dtype, expect_inner_contiguous, expect_shape
+from metrale_caps.kernels.checks import FLOATS, expect_dtype, expect_inner_contiguous, expect_scales, expect_shape
 from metrale_caps.kernels.combine import combine
+from metrale_caps.kernels.fp8 import decode_e4m3, load_scale
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import attention_tile, dot_precision, next_power_of_two, split_count
 
@@ -58,6 +59,15 @@ def _softmax_step(
     return weights, decay, new_peak, total * decay + tl.sum(weights, 1)
 
 
+@triton.jit
+def _load_page(place: tl.tensor, mask: tl.tensor, dtype: tl.constexpr, IS_FP8: tl.constexpr) -> tl.tensor:
+    """Load a tile of a page; of FP8 pages, 2^-8 of its numbers."""
+    tile = tl.load(place, mask=mask, other=0.0)
+    if IS_FP8:
+        tile = decode_e4m3(tile, dtype)
+    return tile
+
+
 @triton.jit(do_not_specialize=["scale_log2", "window", "tiles", "stride_table"])
 def paged_attention_kernel(
     query: tl.tensor,
@@ -66,6 +76,8 @@ def paged_attention_kernel(
     block_tables: tl.tensor,
     lengths: tl.tensor,
     row_starts: tl.tensor,
+    key_scale: tl.tensor,
+    value_scale: tl.tensor,
     output: tl.tensor,
     log_sum_exp: tl.tensor,
     scale_log2: tl.tensor,
@@ -92,6 +104,7 @@ def paged_attention_kernel(
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     rows_per_tile: tl.constexpr = ROWS // GROUP
@@ -127,6 +140,10 @@ def paged_attention_kernel(
     end = tl.minimum(length, history + first_row + rows_per_tile)
     oldest, begin, end = _key_range(history + first_row, end, window, split, KEYS, SPLITS, HAS_WINDOW)
 
+    value_factor = 1.0
+    if IS_FP8:
+        scale_log2 = scale_log2 * load_scale(key_scale)
+        value_factor = load_scale(value_scale)
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.full((ROWS,), 0.0, tl.float32)
     mixed = tl.full((ROWS, VALUE_BLOCK), 0.0, tl.float32)
@@ -142,10 +159,11 @@ def paged_attention_kernel(
         offset = key % BLOCK_SIZE
         if WIDE_BLOCKS:
             offset = offset.to(tl.int64)
-        k = tl.load(
+        k = _load_page(
             keys_of_head + (block * stride_key_block + offset * stride_key_token)[:, None] + channel[None, :],
-            mask=exists[:, None] & (channel[None, :] < HEAD_DIM),
-            other=0.0,
+            exists[:, None] & (channel[None, :] < HEAD_DIM),
+            q.dtype,
+            IS_FP8,
         )
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
         seen = exists[None, :] & (key[None, :] <= own[:, None])
@@ -153,20 +171,24 @@ def paged_attention_kernel(
             seen = seen & (key[None, :] > own[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         weights, decay, peak, total = _softmax_step(scores, peak, total)
-        v = tl.load(
+        v = _load_page(
             values_of_head
             + (block * stride_value_block + offset * stride_value_token)[:, None]
             + value_channel[None, :],
-            mask=exists[:, None] & (value_channel[None, :] < VALUE_DIM),
-            other=0.0,
+            exists[:, None] & (value_channel[None, :] < VALUE_DIM),
+            q.dtype,
+            IS_FP8,
         )
         mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
 
     divisor = tl.where(total > 0.0, total, 1.0)
+    mixed = mixed / divisor[:, None]
+    if IS_FP8:
+        mixed = mixed * value_factor
     cell = (global_row * QUERY_HEADS + head) * SPLITS + split
     tl.store(
         output + cell[:, None] * VALUE_DIM + value_channel[None, :],
-        mixed / divisor[:, None],
+        mixed,
         mask=live[:, None] & (value_channel[None, :] < VALUE_DIM),
     )
     if SPLITS > 1:
@@ -187,6 +209,8 @@ def paged_attention(
     max_length: int,
     window: int | None = None,
     splits: int | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend over pages.
 
@@ -195,9 +219,10 @@ def paged_attention(
     a sequence's length, or before the windows of all its rows, are never read.
 
     Args:
-        query: `[rows, query_heads, head_dim]`; outer strides are free.
-        key_cache: `[blocks, block_size, key_value_heads, head_dim]`; outer strides are free.
-        value_cache: `[blocks, block_size, key_value_heads, value_dim]`; outer strides are free.
+        query: `[rows, query_heads, head_dim]` fp32, fp16 or bf16; outer strides are free.
+        key_cache: `[blocks, block_size, key_value_heads, head_dim]` in the dtype of `query` or float8_e4m3fn; outer
+            strides are free.
+        value_cache: `[blocks, block_size, key_value_heads, value_dim]`, likewise, in the dtype of `key_cache`.
         block_tables: `[sequences, blocks]` int32; the row stride is free.
         lengths: `[sequences]` int32, history and this step's rows.
         row_starts: `[sequences + 1]` int32, the rows of each sequence.
@@ -206,12 +231,21 @@ def paged_attention(
         max_length: upper bound of `lengths`.
         window: keys a row sees, itself included; None for all.
         splits: programs the keys of a row are split over; None for a number that suits the device.
+        key_scale: `[1]` fp32, factor of FP8 keys, read when the kernel runs; None for pages of another dtype.
+        value_scale: likewise for values.
 
     Returns:
         `[rows, query_heads, value_dim]`, new, in the dtype of `query`.
+
+    Raises:
+        LaunchError: an argument does not fit, or FP8 pages lack a scale, or other pages have one; it is named.
     """
     check_attention(query, key_cache, value_cache, block_tables, lengths, row_starts)
+    expect_scales(key_cache, key_scale, value_scale)
     check_bounds(query, max_rows, window, splits)
+    is_fp8 = key_cache.dtype == torch.float8_e4m3fn
+    if is_fp8:  # as bytes, since not every target has the type
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     rows, query_heads, head_dim = query.shape
     _, block_size, kv_heads, value_dim = value_cache.shape
     sequences, group = lengths.shape[0], query_heads // kv_heads
@@ -236,6 +270,8 @@ def paged_attention(
         block_tables=block_tables,
         lengths=lengths,
         row_starts=row_starts,
+        key_scale=key_scale,
+        value_scale=value_scale,
         output=partial,
         log_sum_exp=log_sum_exp,
         scale_log2=scale * math.log2(math.e),
@@ -263,6 +299,7 @@ def paged_attention(
         KEYS=tile.keys,
         SPLITS=splits,
         HAS_WINDOW=window is not None,
+        IS_FP8=is_fp8,
         PRECISION=dot_precision(query.device, query.dtype),
     )
     return output if log_sum_exp is None else combine(partial, log_sum_exp, output)
@@ -292,9 +329,13 @@ def check_attention(
     for name, tensor in (("block_tables", block_tables), ("lengths", lengths), ("row_starts", row_starts)):
         expect_dtype(name, tensor, torch.int32)
         expect_inner_contiguous(name, tensor)
-    for name, tensor in (("query", query), ("key_cache", key_cache), ("value_cache", value_cache)):
+    is_fp8 = key_cache.dtype == torch.float8_e4m3fn
+    if is_fp8:
+        expect_dtype("query", query, *FLOATS)
+    expect_inner_contiguous("query", query)
+    for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
         expect_inner_contiguous(name, tensor)
-        expect_dtype(name, tensor, query.dtype)
+        expect_dtype(name, tensor, key_cache.dtype if is_fp8 else query.dtype)
     if query.shape[1] % kv_heads:
         raise LaunchError(f"{query.shape[1]} query heads cannot share {kv_heads} key-value heads evenly")
 

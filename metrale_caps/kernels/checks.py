@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from metrale_caps.errors import LaunchError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
+
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes that kernels compute with."""
 
 
 def expect_shape(name: str, tensor: Tensor, **axes: int | None) -> None:
@@ -29,14 +34,14 @@ def expect_shape(name: str, tensor: Tensor, **axes: int | None) -> None:
             )
 
 
-def expect_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    """Require a tensor's dtype.
+def expect_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+    """Require a tensor to have one of these dtypes.
 
     Raises:
         LaunchError: it has another.
     """
-    if tensor.dtype != dtype:
-        raise LaunchError(f"{name} must be {dtype}, but is {tensor.dtype}")
+    if tensor.dtype not in dtypes:
+        raise LaunchError(f"{name} must be {' or '.join(map(str, dtypes))}, but is {tensor.dtype}")
 
 
 def expect_inner_contiguous(name: str, tensor: Tensor) -> None:
@@ -59,3 +64,30 @@ def expect_contiguous(name: str, tensor: Tensor) -> None:
     """
     if not tensor.is_contiguous():
         raise LaunchError(f"{name} must be contiguous, but its strides are {tensor.stride()}; call `.contiguous()`")
+
+
+def expect_scale(name: str, tensor: Tensor) -> None:
+    """Require a scale of FP8 pages, which a kernel reads when it runs: one fp32 number.
+
+    Raises:
+        LaunchError: shape or dtype differs.
+    """
+    expect_shape(name, tensor, numbers=1)
+    expect_dtype(name, tensor, torch.float32)
+
+
+def expect_scales(pages: Tensor, key_scale: Tensor | None, value_scale: Tensor | None) -> None:
+    """Require both scales of pages that hold FP8, and none of pages that hold another dtype.
+
+    Raises:
+        LaunchError: a scale is missing, is not needed, or has another shape or dtype.
+    """
+    is_scaled = pages.dtype == torch.float8_e4m3fn
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if scale is None:
+            if is_scaled:
+                raise LaunchError(f"{name} is missing: pages of {pages.dtype} hold numbers over a scale")
+        elif is_scaled:
+            expect_scale(name, scale)
+        else:
+            raise LaunchError(f"{name} is given, but pages of {pages.dtype} hold the numbers themselves")

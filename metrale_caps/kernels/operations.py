@@ -54,6 +54,23 @@ class RopeWriteKv(Protocol):
         ...
 
 
+class StoreKvFp8(Protocol):
+    """Writes FP8 pages; as in `metrale_caps.kernels.store_kv_fp8.store_kv_fp8`."""
+
+    def __call__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        cache_slots: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        key_scale: Tensor,
+        value_scale: Tensor,
+    ) -> None:
+        """Write keys and values over their scales, in place."""
+        ...
+
+
 class PagedAttention(Protocol):
     """Attends over pages; as in `metrale_caps.kernels.attention.paged_attention`."""
 
@@ -71,6 +88,8 @@ class PagedAttention(Protocol):
         max_length: int,
         window: int | None = None,
         splits: int | None = None,
+        key_scale: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         """Return `[rows, query_heads, value_dim]`."""
         ...
@@ -96,6 +115,7 @@ class Operations:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     rope_write_kv: RopeWriteKv
+    store_kv_fp8: StoreKvFp8
     paged_attention: PagedAttention
     silu_mul: SiluMul
 
@@ -114,26 +134,28 @@ def operations(name: Literal["triton", "naive"]) -> Operations:
 
 
 def _kernels() -> Operations:
-    from metrale_caps.kernels import activation, attention, rms_norm, rope
+    from metrale_caps.kernels import activation, attention, rms_norm, rope, store_kv_fp8
 
     return Operations(
         name="triton",
         rms_norm=rms_norm.rms_norm,
         add_rms_norm=rms_norm.add_rms_norm,
         rope_write_kv=rope.rope_write_kv,
+        store_kv_fp8=store_kv_fp8.store_kv_fp8,
         paged_attention=attention.paged_attention,
         silu_mul=activation.silu_mul,
     )
 
 
 def _twins() -> Operations:
-    from metrale_caps.kernels.naive import attention, rope, rows
+    from metrale_caps.kernels.naive import attention, fp8, rope, rows
 
     return Operations(
         name="naive",
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
         rope_write_kv=rope.rope_write_kv,
+        store_kv_fp8=fp8.store_kv_fp8,
         paged_attention=attention.paged_attention,
         silu_mul=rows.silu_mul,
     )

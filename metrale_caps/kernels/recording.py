@@ -32,7 +32,7 @@ class Recorder(Protocol):
     layer: int | None
 
     def record_launch(self, run: Callable[[], None], tensors: Iterable[Tensor]) -> None:
-        """Note a kernel launch; `run` launches it again on the same tensors."""
+        """Note a kernel launch, or another call that only writes to these tensors; `run` makes it again."""
         ...
 
     def record_operation(self, run: Callable[[], Tensor], result: Callable[[], Tensor], operands: object) -> Tensor:
@@ -91,3 +91,18 @@ def recordable(
         return call
 
     return decorate
+
+
+def recordable_in_place(operation: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Decorate an operation that returns nothing and whose tensors are all arguments, as `recordable` does others."""
+
+    @functools.wraps(operation)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        recorder = _active.get()
+        if recorder is None:
+            operation(*args, **kwargs)
+            return
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        recorder.record_launch(lambda: operation(*args, **kwargs), tensors)
+
+    return call

@@ -44,6 +44,8 @@ class Batch:
     sequences: tuple[tuple[int, int], ...]
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -70,6 +72,8 @@ class Batch:
             max_length=max(history + rows for history, rows in self.sequences),
             window=window,
             splits=splits,
+            key_scale=self.key_scale,
+            value_scale=self.value_scale,
         )
 
     def exact(self, window: int | None = None) -> Exact:
@@ -169,6 +173,7 @@ def make_batch(
     spare_columns: int = 0,
     guards: int = 1,
     hidden_before: Sequence[int] | None = None,
+    scales: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Batch:
     """Return a batch of sequences with random contents.
@@ -177,18 +182,20 @@ def make_batch(
         sequences: history and rows of each; a negative history makes rows that see nothing.
         heads: numbers and widths of heads.
         block_size: tokens of a block.
-        dtype: of queries, keys and values.
+        dtype: of queries, and of keys and values unless there are scales.
         spare_columns: columns of the block table beyond the longest sequence's blocks.
         guards: 1 to put NaN between heads and between tables, 0 for views as the engine has them.
         hidden_before: for each sequence, the position of the first key that any row may see; keys before it are NaN
             and blocks before its block are not in the table.
+        scales: of keys and values whose pages are FP8, or None.
         seed: of the contents.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = [history + rows for history, rows in sequences]
     needed = [-(-length // block_size) for length in lengths]
     order = torch.randperm(sum(needed) + 3, generator=generator)
-    cache = make_cache(len(order), block_size, heads, dtype, guards=guards)
+    pages = dtype if scales is None else torch.float8_e4m3fn
+    cache = make_cache(len(order), block_size, heads, pages, guards=guards)
     wide = torch.full((len(lengths), max(1, *needed) + spare_columns + 2 * guards), NO_BLOCK, dtype=torch.int32)
     tables = wide[:, guards : wide.shape[1] - guards]
     keys: list[Tensor] = []
@@ -197,12 +204,17 @@ def make_batch(
     for index, length in enumerate(lengths):
         blocks = order[taken : taken + needed[index]]
         taken += needed[index]
-        keys.append(torch.randn(length, heads.key_value, heads.key_width, generator=generator).to(dtype))
-        values.append(torch.randn(length, heads.key_value, heads.value_width, generator=generator).to(dtype))
+        key = torch.randn(length, heads.key_value, heads.key_width, generator=generator)
+        value = torch.randn(length, heads.key_value, heads.value_width, generator=generator)
         first = 0 if hidden_before is None else hidden_before[index]
         positions = torch.arange(first, length)
         cell = (blocks[positions // block_size], positions % block_size)
-        cache.key[cell], cache.value[cell] = keys[-1][first:], values[-1][first:]
+        for dense, part, scale, known in zip(
+            (key, value), (cache.key, cache.value), scales or (None, None), (keys, values), strict=True
+        ):
+            held = dense.to(dtype) if scale is None else (dense / scale).clamp(-448, 448).to(pages)
+            part[cell] = held[first:]
+            known.append(held if scale is None else held.double() * scale)
         tables[index, first // block_size : needed[index]] = blocks[first // block_size :].int()
     counts = [rows for _, rows in sequences]
     packed = torch.full((sum(counts) + 2, heads.query + 2, heads.key_width), float("nan"), dtype=dtype)
@@ -218,4 +230,6 @@ def make_batch(
         sequences=tuple(sequences),
         keys=tuple(keys),
         values=tuple(values),
+        key_scale=None if scales is None else torch.tensor(scales[:1]),
+        value_scale=None if scales is None else torch.tensor(scales[1:]),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from metrale_caps.kernels import activation, attention, combine, rms_norm, rope, tiles
+from metrale_caps.kernels import activation, attention, combine, rms_norm, rope, store_kv_fp8, tiles
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.operations import operations
 
@@ -59,6 +59,7 @@ _TILED = {
     combine: ("whole_row_tile",),
     rms_norm: ("whole_row_tile",),
     rope: ("head_tile",),
+    store_kv_fp8: ("head_tile",),
 }
 
 

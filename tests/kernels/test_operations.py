@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_HALF, _FP8 = torch.float16, torch.float8_e4m3fn
+
+
 class Wrong(NamedTuple):
     """One argument of a call replaced, and what the error says."""
 
@@ -43,6 +46,18 @@ def _rope() -> dict[str, Any]:
         "key_value_heads": 2,
         "query_norm": torch.ones(16),
         "key_norm": torch.ones(16),
+    }
+
+
+def _store() -> dict[str, Any]:
+    return {
+        "keys": torch.zeros(3, 2, 16),
+        "values": torch.zeros(3, 2, 24),
+        "cache_slots": torch.arange(3),
+        "key_cache": torch.zeros(4, 16, 2, 16, dtype=_FP8),
+        "value_cache": torch.zeros(4, 16, 2, 24, dtype=_FP8),
+        "key_scale": torch.ones(1),
+        "value_scale": torch.ones(1),
     }
 
 
@@ -70,10 +85,10 @@ ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "silu_mul": lambda: {"gate_up": torch.ones(3, 16)},
     "rope_write_kv": _rope,
+    "store_kv_fp8": _store,
     "paged_attention": _attention,
 }
 
-_HALF = torch.float16
 _WRONG = [
     Wrong("rms_norm", "x", torch.ones(16), r"x must be \[rows, width\]"),
     Wrong("rms_norm", "x", torch.ones(16, 3).T, "last axis of x"),
@@ -111,6 +126,27 @@ _WRONG = [
     Wrong("rope_write_kv", "rotary", RotaryTable(torch.ones(9, 8), torch.ones(8, 8)), "rotary.sin.*positions is 8"),
     Wrong("rope_write_kv", "rotary", RotaryTable(torch.ones(9, 8).half(), torch.ones(9, 8)), "rotary.cos must be"),
     Wrong("rope_write_kv", "rotary", RotaryTable(torch.ones(9, 8), torch.ones(9, 16)[:, ::2]), "rotary.sin must be"),
+    Wrong("store_kv_fp8", "keys", torch.zeros(3, 16), r"keys must be \[rows, heads, head_dim\]"),
+    Wrong("store_kv_fp8", "keys", torch.zeros(3, 2, 16).double(), "keys must be torch.float32 or .*torch.float64"),
+    Wrong("store_kv_fp8", "keys", torch.zeros(3, 16, 2).mT, "last axis of keys"),
+    Wrong("store_kv_fp8", "values", torch.zeros(2, 2, 24), "values.*rows is 2 rather than 3"),
+    Wrong("store_kv_fp8", "values", torch.zeros(3, 1, 24), "values.*heads is 1 rather than 2"),
+    Wrong("store_kv_fp8", "values", torch.zeros(3, 2, 24).half(), "values must be torch.float32, but is"),
+    Wrong("store_kv_fp8", "values", torch.zeros(3, 24, 2).mT, "last axis of values"),
+    Wrong("store_kv_fp8", "cache_slots", torch.arange(4), "cache_slots.*rows is 4 rather than 3"),
+    Wrong("store_kv_fp8", "cache_slots", torch.arange(3).int(), "cache_slots must be torch.int64"),
+    Wrong("store_kv_fp8", "cache_slots", torch.arange(6)[::2], "last axis of cache_slots"),
+    Wrong("store_kv_fp8", "key_cache", torch.zeros(4, 16, 1, 16).to(_FP8), "key_cache.*heads is 1 rather than 2"),
+    Wrong("store_kv_fp8", "key_cache", torch.zeros(4, 16, 2, 8).to(_FP8), "key_cache.*head_dim is 8 rather than 16"),
+    Wrong("store_kv_fp8", "key_cache", torch.zeros(4, 16, 2, 16), "key_cache must be torch.float8_e4m3fn, but is"),
+    Wrong("store_kv_fp8", "key_cache", torch.zeros(4, 16, 16, 2).to(_FP8).mT, "last axis of key_cache"),
+    Wrong("store_kv_fp8", "value_cache", torch.zeros(4, 8, 2, 24).to(_FP8), "value_cache.*block_size is 8"),
+    Wrong("store_kv_fp8", "value_cache", torch.zeros(4, 16, 2, 16).to(_FP8), "value_cache.*value_dim is 16"),
+    Wrong("store_kv_fp8", "value_cache", torch.zeros(4, 16, 2, 24).byte(), "value_cache must be torch.float8_e4m3fn"),
+    Wrong("store_kv_fp8", "key_scale", torch.ones(()), r"key_scale must be \[numbers=1\]"),
+    Wrong("store_kv_fp8", "value_scale", torch.ones(2), "value_scale.*numbers is 2 rather than 1"),
+    Wrong("store_kv_fp8", "value_scale", torch.ones(1).half(), "value_scale must be torch.float32, but is"),
+    Wrong("store_kv_fp8", "key_scale", torch.ones(1, device="meta"), r"one device.*\['cpu', 'meta'\]"),
     Wrong("paged_attention", "query", torch.zeros(3, 6), r"query must be \[rows, heads, head_dim\]"),
     Wrong("paged_attention", "query", torch.zeros(3, 5, 16), "5 query heads cannot share 2 key-value heads"),
     Wrong("paged_attention", "query", torch.zeros(3, 16, 6).mT, "last axis of query"),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from metrale_caps.kernels.checks import expect_scales
 from metrale_caps.kernels.host import host_integers
+from metrale_caps.kernels.naive.fp8 import decode_e4m3
 from metrale_caps.kernels.recording import recordable
 
 if TYPE_CHECKING:
@@ -32,9 +34,12 @@ def paged_attention(
     max_length: int,
     window: int | None = None,
     splits: int | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """Attend over pages; see the kernel's launcher of the same name. The bounds and splits change nothing here."""
     del max_rows, max_length, splits
+    expect_scales(key_cache, key_scale, value_scale)
     output = query.new_zeros(*query.shape[:2], value_cache.shape[3])
     block_size = key_cache.shape[1]
     starts = host_integers(row_starts)
@@ -47,10 +52,17 @@ def paged_attention(
         first_block = oldest // block_size
         blocks = block_tables[sequence, first_block : -(-length // block_size)]
         seen = slice(oldest - first_block * block_size, length - first_block * block_size)
-        keys = key_cache.index_select(0, blocks).flatten(0, 1)[seen]
-        values = value_cache.index_select(0, blocks).flatten(0, 1)[seen]
+        keys = _gathered(key_cache, blocks, seen, key_scale)
+        values = _gathered(value_cache, blocks, seen, value_scale)
         output[rows] = _attend(query[rows], keys, values, scale, window)
     return output
+
+
+def _gathered(pages: Tensor, blocks: Tensor, seen: slice, scale: Tensor | None) -> Tensor:
+    """Return what blocks of `[blocks, block_size, kv_heads, width]` hold, as `[keys, kv_heads, width]`."""
+    if scale is None:
+        return pages.index_select(0, blocks).flatten(0, 1)[seen]
+    return decode_e4m3(pages.view(torch.uint8).index_select(0, blocks).flatten(0, 1)[seen], scale)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
