@@ -23,7 +23,9 @@ from metrale_caps.layer import AuxStateLayer as AuxStateLayer
 from metrale_caps.layer import DecodeContext as DecodeContext
 from metrale_caps.layer import DecodeLayer as DecodeLayer
 from metrale_caps.layer import ForwardContext as ForwardContext
+from metrale_caps.layer import Fp8KvLayer as Fp8KvLayer
 from metrale_caps.layer import GraphReplayLayer as GraphReplayLayer
+from metrale_caps.layer import KvCalibration as KvCalibration
 from metrale_caps.layer import MidchunkCapture as MidchunkCapture
 from metrale_caps.layer import MultiSeqDecodeLayer as MultiSeqDecodeLayer
 from metrale_caps.layer import MultiSeqVerifyLayer as MultiSeqVerifyLayer
@@ -89,9 +91,11 @@ __all__ = [
     "Fold",
     "ForwardContext",
     "Fp8CalibrationFrozen",
+    "Fp8KvLayer",
     "GraphReplayLayer",
     "GraphStaleOnNewSequence",
     "IsSsmLayer",
+    "KvCalibration",
     "LayerAudit",
     "LayerCapabilities",
     "LayerContractError",

@@ -16,6 +16,7 @@ Only `decode` is required. What else a layer has decides how a step runs:
 | `PrefillLayer` | `decode` per row |
 | `SplitPrefillLayer` | required of a layer that says `is_ssm_layer` |
 | `PagedKvLayer` | the layer is handed no paged cache |
+| `Fp8KvLayer` | its pages have the type of the weights, also in an FP8 cache |
 | `OwnStateLayer` | required of a layer that answers False to `uses_ssm_pool` |
 | `GraphReplayLayer` | nothing to do |
 | `AuxStateLayer` | nothing to save |
@@ -60,15 +61,56 @@ class PagedKv:
     Attributes:
         keys: `[blocks, block_size, key_value_heads, head_dim]`.
         values: `[blocks, block_size, key_value_heads, value_head_dim]`.
+        key_scale: `[1]` fp32, the number that a code of FP8 pages is multiplied with; None for other pages. It may
+            change between two steps and stays where it is.
+        value_scale: likewise for values.
     """
 
     keys: Tensor
     values: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
 
     @property
     def block_size(self) -> int:
         """Tokens a block holds."""
         return self.keys.shape[1]
+
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Return the scales of keys and values of FP8 pages.
+
+        Raises:
+            LookupError: these pages are not FP8.
+        """
+        if self.key_scale is None or self.value_scale is None:
+            raise LookupError(f"pages of {self.keys.dtype} have no scales; only FP8 pages do")
+        return self.key_scale, self.value_scale
+
+
+class KvCalibration(Protocol):
+    """Finds the scales of one layer's FP8 pages from what is written to them first.
+
+    Attributes:
+        frozen: whether the scales are final; a layer with a calibration answers this to `fp8_calibration_frozen`.
+    """
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the scales are final."""
+        ...
+
+    def observe(self, keys: Tensor, values: Tensor, cache_slots: Tensor, /) -> None:
+        """Look at a step's rows; to be called before every store, with what the store is then called with.
+
+        Until the scales are final it reads values on the host, may change the scales, and writes to the layer's pages
+        what was stored before, at the new scales. While a step is captured it does nothing.
+
+        Args:
+            keys: `[rows, key_value_heads, head_dim]`, as they would be stored without FP8.
+            values: `[rows, key_value_heads, value_head_dim]`.
+            cache_slots: `[rows]` int64; rows with -1 count for nothing.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +353,24 @@ class PagedKvLayer(Protocol):
 
 
 @runtime_checkable
+class Fp8KvLayer(Protocol):
+    """A layer that can keep its pages in FP8 (E4M3).
+
+    In every forward method it hands keys and values to the calibration, if it has one, and then stores them with the
+    scales of `PagedKv`; `metrale_caps.kernels.store_kv_fp8` does so, and attention takes the scales.
+    """
+
+    def use_fp8_kv(self, calibration: KvCalibration | None, /) -> None:
+        """Keep pages in FP8 from now on. Called at most once, before the first step.
+
+        Args:
+            calibration: what finds the scales; the layer's answer to `fp8_calibration_frozen` is then `frozen`. None
+                where the scales are given, and the answer stays None.
+        """
+        ...
+
+
+@runtime_checkable
 class OwnStateLayer(Protocol):
     """A layer that allocates its own state for each sequence.
 
@@ -374,6 +434,7 @@ _PROTOCOLS = (
     PrefillLayer,
     SplitPrefillLayer,
     PagedKvLayer,
+    Fp8KvLayer,
     OwnStateLayer,
     GraphReplayLayer,
     AuxStateLayer,

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from metrale_caps.cli.layers_option import add_layers_option, layer_builder
 from metrale_caps.cli.terminal import print_json, progress_bar
@@ -53,6 +56,13 @@ def add_parser(commands: Any) -> None:
         help="CPU threads, at most one for each CPU; decoding is bound by memory, so more than a few slow it down "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--kv-dtype", choices=("auto", "fp8"), default="auto", help="pages in the weights' type (default), or in FP8"
+    )
+    parser.add_argument("--no-decode-graphs", action="store_true", help="run every decode step eagerly")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the steps with their routes and reasons, to be opened in Perfetto"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout instead of text")
     parser.set_defaults(run=_run)
 
@@ -68,16 +78,39 @@ def _run(arguments: argparse.Namespace) -> int:
 
     find_checkpoint(arguments.model)  # a wrong path or name is said before the heavy libraries are loaded
     builder = layer_builder(arguments.layers)
+    with _trace_file(arguments.trace) as trace:
+        return _generate(arguments, builder, trace)
+
+
+def _trace_file(path: str | None) -> contextlib.AbstractContextManager[IO[str] | None]:
+    """Open the file before anything is computed that could then not be written."""
+    if path is None:
+        return contextlib.nullcontext()
+    try:
+        return Path(path).open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"the trace cannot be written to {path!r}: {error.strerror or error}") from error
+
+
+def _generate(arguments: argparse.Namespace, builder: LayerBuilder | None, trace: IO[str] | None) -> int:
     import torch
+
+    from metrale_caps.engine import StepTrace
 
     torch.set_num_threads(min(arguments.threads, os.cpu_count() or 1))
     with progress_bar() as progress:
         started = time.perf_counter()
         engine = _engine(arguments, builder, progress)
+        if trace is not None:
+            engine.trace = StepTrace()
         loaded = time.perf_counter()
         events = _events(engine, arguments, progress)
         first = next(events)
-    return _answer(arguments, engine, first, events, started=started, loaded=loaded)
+    try:
+        return _answer(arguments, engine, first, events, started=started, loaded=loaded)
+    finally:
+        if trace is not None and engine.trace is not None:
+            engine.trace.save(trace)
 
 
 def _engine(arguments: argparse.Namespace, builder: LayerBuilder | None, progress: Any) -> Engine:
@@ -91,6 +124,8 @@ def _engine(arguments: argparse.Namespace, builder: LayerBuilder | None, progres
         progress=progress,
         seed=arguments.seed,
         prefill_chunk=arguments.prefill_chunk,
+        kv_dtype=arguments.kv_dtype,
+        decode_graphs=not arguments.no_decode_graphs,
     )
 
 
@@ -141,6 +176,7 @@ def _answer(
                 "token_ids": tokens,
                 "finish_reason": reason,
                 **figures,
+                "counters": asdict(engine.counters),
                 "routes": [use.as_json() for use in routes],
                 "plan": plan,
             }

@@ -8,5 +8,6 @@ from metrale_caps.engine.output import GenerationOutput as GenerationOutput
 from metrale_caps.engine.output import RouteUse as RouteUse
 from metrale_caps.engine.output import TokenEvent as TokenEvent
 from metrale_caps.engine.sampling import Sampling as Sampling
+from metrale_caps.engine.trace import StepTrace as StepTrace
 
-__all__ = ["Counters", "Engine", "EngineOptions", "GenerationOutput", "RouteUse", "Sampling", "TokenEvent"]
+__all__ = ["Counters", "Engine", "EngineOptions", "GenerationOutput", "RouteUse", "Sampling", "StepTrace", "TokenEvent"]

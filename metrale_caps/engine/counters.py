@@ -21,6 +21,7 @@ class Counters:
         prefill_tokens: prompt tokens computed, those of resumed sequences counted again.
         fused_steps: passes that decoded rows and computed a chunk; they count as a decode and as a prefill pass too.
         preemptions: sequences that gave their blocks back and were computed again.
+        fp8_calibrations_frozen: layers whose FP8 scales were found.
         graph_captures: decode steps captured in a graph.
         graph_replays: decode steps that ran from a graph captured before.
         graphs_dropped: graphs dropped because their slot changed hands.
@@ -35,6 +36,7 @@ class Counters:
     prefill_tokens: int = 0
     fused_steps: int = 0
     preemptions: int = 0
+    fp8_calibrations_frozen: int = 0
     graph_captures: int = 0
     graph_replays: int = 0
     graphs_dropped: int = 0

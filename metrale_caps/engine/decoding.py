@@ -110,6 +110,17 @@ class DecodeSteps:
         steps = [self._run([sequence], len(sequences)) for sequence in sequences]
         return torch.cat([logits for logits, _ in steps]), tuple(route for _, route in steps)
 
+    def warm_up(self) -> None:
+        """Run a step of padding alone at each width, unless a layer owns its state, which padding has none of."""
+        if self._stack.plan.own_state_layers:
+            return
+        most = 1 if self._dispatcher.one_by_one else self._options.max_slots
+        for width in sorted({padded_rows(rows) for rows in range(1, most + 1)}):
+            buffers = self._buffers_of(width)
+            buffers.fill([])
+            self._body(DecodeInputs([], buffers, buffers.context(width), [dict[int, object]()] * width))
+            self._warm.add(width)
+
     def inputs(self, sequences: Rows[Sequence]) -> DecodeInputs:
         """Write a step's inputs into its buffers; a batch is padded unless a layer owns its state."""
         rows = len(sequences)
@@ -181,7 +192,7 @@ class DecodeSteps:
 
     def _body(self, step: DecodeInputs) -> torch.Tensor:
         hidden = self._dispatcher.run(self._decoder.embed(step.buffers.tokens), step.context, step.states)
-        return self._decoder.logits(hidden[: len(step.sequences)])
+        return self._decoder.logits(hidden[: max(1, len(step.sequences))])
 
     def _capture(self, key: GraphKey, step: DecodeInputs) -> tuple[Reason, ...]:
         """Capture a step and keep its graph; return why it failed, with everything as before."""
@@ -240,6 +251,7 @@ class DecodeSteps:
         plan = self._stack.plan
         types = [capabilities.layer_type for capabilities in plan.capabilities]
         stale = "its layer must answer True to `graph_stale_on_new_sequence`, or keep it in one place"
+        fixed = "keep it in one place, or drop the graphs with `engine.drop_graphs()` after replacing it"
         states = [
             Owner(
                 name=f"the state of layer {index} ({types[index]})", root=state, layer=index, state_of=row, advice=stale
@@ -253,10 +265,9 @@ class DecodeSteps:
             if kv is not None
         ]
         layers = [
-            Owner(name=f"layer {index} ({types[index]})", root=layer, layer=index, advice=stale)
+            Owner(name=f"layer {index} ({types[index]})", root=layer, layer=index, advice=fixed)
             for index, layer in enumerate(plan.layers)
         ]
-        fixed = "drop the graphs with `engine.drop_graphs()` after replacing it"
         rest = [
             Owner(name="the engine's step inputs", root=step.buffers, advice=fixed),
             Owner(name="the model", root=self._decoder, advice=fixed),

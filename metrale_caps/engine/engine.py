@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
 
     from metrale_caps.engine.scheduler import Chunk, Step
+    from metrale_caps.engine.trace import StepTrace
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.models.progress import Progress
     from metrale_caps.models.replacements import LayerBuilder
@@ -50,6 +52,7 @@ class Engine:
         counters: what happened so far.
         tokenizer: the model's tokenizer, or None.
         options: as given.
+        trace: collects steps with their routes; None, as it is at first, for nothing.
     """
 
     def __init__(self, decoder: Decoder, *, tokenizer: Any | None = None, options: EngineOptions | None = None) -> None:
@@ -61,6 +64,7 @@ class Engine:
         self.options: EngineOptions = options or EngineOptions()
         self.tokenizer = tokenizer
         self.counters: Counters = Counters()
+        self.trace: StepTrace | None = None
         self._decoder = decoder
         num_blocks = self.options.blocks_for(decoder)
         self._blocks = BlockPool(num_blocks, self.options.block_size)
@@ -155,6 +159,14 @@ class Engine:
         dropped = self._runner.decode_steps.graphs.clear()
         self.counters.graphs_dropped += dropped
         return dropped
+
+    def warm_up(self) -> None:
+        """Run a decode step of padding alone at each width a batch may have, so that the first real one is not slow.
+
+        On a GPU it compiles kernels and lets libraries allocate their workspaces; a width that is not warm runs its
+        first step eagerly. Nothing is cached, counted, or observed by a calibration.
+        """
+        self._runner.warm_up()
 
     @property
     def num_blocks(self) -> int:
@@ -313,8 +325,11 @@ class Engine:
         """Run the decode rows of a step, if there are any; return their sequences."""
         if not sequences:
             return []
+        began = time.perf_counter_ns()
         logits, routes = self._runner.decode(sequences)
-        return self._commit_decode(sequences, logits, routes, sampler)
+        advanced = self._commit_decode(sequences, logits, routes, sampler)
+        self._trace(began, routes, sequences, len(sequences))
+        return advanced
 
     def _commit_decode(
         self, sequences: Rows[Sequence], logits: torch.Tensor, routes: tuple[RouteTaken, ...], sampler: Sampler
@@ -329,18 +344,27 @@ class Engine:
     def _fused(self, step: Step, sampler: Sampler, progress: Progress) -> list[Sequence]:
         """Run the decode rows with the first chunk in one pass, and the other chunks after it."""
         first, *others = step.prefill
+        began, computed = time.perf_counter_ns(), first.end - first.sequence.cursor
         rows, chunk, route = self._runner.fused(step.decode, first)
         self.counters.fused_steps += 1
         advanced = self._commit_decode(step.decode, rows, (route,) * len(step.decode), sampler)
         advanced += self._commit_chunk(first, chunk, route, sampler, progress)
+        self._trace(began, (route,), (*step.decode, first.sequence), len(step.decode) + computed)
         for other in others:
             advanced += self._prefill(other, sampler, progress, split=False)
         return advanced
 
     def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress, *, split: bool) -> list[Sequence]:
         """Run one chunk; return its sequence if that completed its tokens and so gave a new one."""
+        began, computed = time.perf_counter_ns(), chunk.end - chunk.sequence.cursor
         logits, route = self._runner.prefill(chunk, split=split)
-        return self._commit_chunk(chunk, logits, route, sampler, progress)
+        advanced = self._commit_chunk(chunk, logits, route, sampler, progress)
+        self._trace(began, (route,), (chunk.sequence,), computed)
+        return advanced
+
+    def _trace(self, began: int, routes: Rows[RouteTaken], sequences: Rows[Sequence], rows: int) -> None:
+        if self.trace is not None:
+            self.trace.step(routes, sequences, rows, began=began, counters=self.counters)
 
     def _commit_chunk(
         self, chunk: Chunk, logits: torch.Tensor | None, route: RouteTaken, sampler: Sampler, progress: Progress

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from metrale_caps.errors import ConfigurationError
-from metrale_caps.state.paged_kv import bytes_per_token, kv_specs
+from metrale_caps.state.paged_kv import PageLayout, bytes_per_token, page_layouts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from metrale_caps.models.decoder import Decoder
 
 KernelChoice: TypeAlias = Literal["triton", "naive"]
+KvDtype: TypeAlias = Literal["auto", "fp8"]
 
 _GIB = 1 << 30
-_WHOLE_NUMBERS = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks", "seed")
+_SIZES = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks")
+_WHOLE_NUMBERS = (*_SIZES, "fp8_calibration_tokens", "seed")
 _DEFAULT_POOL_BYTES = _GIB
 
 
@@ -28,6 +33,12 @@ class EngineOptions:
         block_size: tokens a cache block holds.
         num_blocks: blocks of the cache; None for what the slots can use, within 1 GiB.
         prefill_chunk: prompt tokens of one step at most.
+        kv_dtype: "auto" for pages of the weights' type, "fp8" for E4M3 in every layer that can.
+        fp8_calibration_tokens: tokens from which each layer's FP8 scales are found, counted over all requests; until
+            then decode steps run eagerly. 0 for no calibration.
+        fp8_kv_headroom: how much larger than any key or value observed one may be that an FP8 page still holds.
+        fp8_kv_scales: scales of keys and values by layer index, for layers that are not to be calibrated; without
+            calibration the others have scales of 1.
         decode_graphs: capture decode steps and replay them.
         max_decode_graphs: captured steps kept at most; each belongs to one sequence's slot, or to one batch of them.
         seed: of random sampling.
@@ -37,6 +48,10 @@ class EngineOptions:
     block_size: int = 16
     num_blocks: int | None = None
     prefill_chunk: int = 512
+    kv_dtype: KvDtype = "auto"
+    fp8_calibration_tokens: int = 256
+    fp8_kv_headroom: float = 1.0
+    fp8_kv_scales: Mapping[int, tuple[float, float]] | None = None
     decode_graphs: bool = True
     max_decode_graphs: int = 64
     seed: int = 0
@@ -53,18 +68,41 @@ class EngineOptions:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigurationError(f"{name} is {value!r} ({type(value).__name__}); it must be a whole number")
-            if value < 1 and name != "seed":
+            if value < 1 and name in _SIZES:
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1")
+        self._check_fp8()
         if not isinstance(self.decode_graphs, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users are not all typed
             kind = type(self.decode_graphs).__name__
             raise ConfigurationError(f"decode_graphs is {self.decode_graphs!r} ({kind}); it must be True or False")
+
+    def _check_fp8(self) -> None:
+        if self.kv_dtype not in ("auto", "fp8"):
+            raise ConfigurationError(f"kv_dtype is {self.kv_dtype!r}; it must be 'auto' or 'fp8'")
+        if self.fp8_calibration_tokens < 0:
+            tokens = self.fp8_calibration_tokens
+            raise ConfigurationError(f"fp8_calibration_tokens is {tokens}; it must be 0 for none, or more")
+        if not 1.0 <= self.fp8_kv_headroom < math.inf:
+            raise ConfigurationError(f"fp8_kv_headroom is {self.fp8_kv_headroom}; it must be at least 1")
+        if self.fp8_kv_scales and self.kv_dtype != "fp8":
+            raise ConfigurationError("fp8_kv_scales is given, but kv_dtype is not 'fp8'")
+
+    def page_layouts(self, decoder: Decoder) -> tuple[PageLayout | None, ...]:
+        """Return the layout of each layer's pages.
+
+        Raises:
+            ConfigurationError: FP8 is asked for and no layer can.
+        """
+        layouts = page_layouts(decoder.layers, decoder.dtype, fp8=self.kv_dtype == "fp8")
+        if self.kv_dtype == "fp8" and not any(layout is not None and layout.is_quantised for layout in layouts):
+            raise ConfigurationError("kv_dtype is 'fp8', but no layer of this model has `use_fp8_kv`")
+        return layouts
 
     def blocks_for(self, decoder: Decoder) -> int:
         """Return the number of blocks to allocate for a decoder."""
         if self.num_blocks is not None:
             return self.num_blocks
         wanted = self.max_slots * -(-decoder.context_tokens // self.block_size)
-        block_bytes = bytes_per_token(kv_specs(decoder.layers), decoder.dtype) * self.block_size
+        block_bytes = bytes_per_token(self.page_layouts(decoder)) * self.block_size
         if not block_bytes:
             return wanted
         return max(1, min(wanted, _DEFAULT_POOL_BYTES // block_bytes))

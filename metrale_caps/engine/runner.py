@@ -9,6 +9,7 @@ import torch
 
 from metrale_caps.engine.decoding import DecodeSteps
 from metrale_caps.engine.inputs import prefill_inputs
+from metrale_caps.engine.pages import make_pages
 from metrale_caps.errors import ConfigurationError
 from metrale_caps.routing.decision import EngineReason
 from metrale_caps.routing.decode import DecodeDispatcher
@@ -18,7 +19,6 @@ from metrale_caps.routing.plan import RoutePlan
 from metrale_caps.routing.prefill import PrefillDispatcher
 from metrale_caps.routing.stack import Stack
 from metrale_caps.routing.taken import RouteTaken
-from metrale_caps.state.paged_kv import allocate_pages, kv_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
@@ -45,11 +45,9 @@ class Runner:
 
     def __init__(self, decoder: Decoder, *, num_blocks: int, options: EngineOptions, counters: Counters) -> None:
         self.decoder = decoder
+        self.pages: tuple[PagedKv | None, ...] = make_pages(decoder, num_blocks, options, counters)
         self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=_unavailable(options))
         _refuse_pool_layers(self.plan)
-        self.pages: tuple[PagedKv | None, ...] = allocate_pages(
-            kv_specs(decoder.layers), num_blocks, options.block_size, dtype=decoder.dtype, device=decoder.device
-        )
         self._block_size = options.block_size
         stack = Stack(self.plan, self.pages)
         decode = DecodeDispatcher(stack)
@@ -63,6 +61,11 @@ class Runner:
     def fuses(self) -> bool:
         """Whether decode rows and a chunk may run in one pass."""
         return not self.plan.hc_qsa_perseq
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run decode steps of padding alone."""
+        self.decode_steps.warm_up()
 
     @torch.inference_mode()
     def decode(self, sequences: Rows[Sequence]) -> tuple[torch.Tensor, tuple[RouteTaken, ...]]:

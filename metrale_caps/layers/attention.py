@@ -6,14 +6,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from metrale_caps.layer import PagedKvSpec
+import torch
+
+from metrale_caps.errors import ConfigurationError
+from metrale_caps.layer import PagedKv, PagedKvSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from metrale_caps.kernels.operations import Operations
     from metrale_caps.kernels.rotary import RotaryTable
-    from metrale_caps.layer import DecodeContext, ForwardContext, PrefillContext, VerifyContext
+    from metrale_caps.layer import DecodeContext, ForwardContext, KvCalibration, PrefillContext, VerifyContext
     from metrale_caps.layers.feed_forward import FeedForward
     from metrale_caps.layers.projection import Projection
 
@@ -58,7 +63,8 @@ class GroupedQueryAttentionLayer:
     """Pre-norm decoder block: attention, then feed-forward, each added to the residual stream.
 
     Every step is the same computation over rows that carry their positions, so one method serves decode, verify and
-    prefill. It keeps nothing but paged keys and values, so the documented default is its answer to every query.
+    prefill. It keeps nothing but paged keys and values, so the documented default is its answer to every query, but
+    for the calibration of FP8 pages.
     """
 
     def __init__(
@@ -81,11 +87,28 @@ class GroupedQueryAttentionLayer:
         self._post_attention_norm = post_attention_norm
         self._norm_eps = norm_eps
         self._operations = operations
+        self._calibration: KvCalibration | None = None
+        self._uses_fp8 = False
 
     def kv_cache_spec(self) -> PagedKvSpec:
         """Return the pages this layer needs."""
         shape = self._shape
         return PagedKvSpec(shape.key_value_heads, shape.head_dim, shape.head_dim)
+
+    def use_fp8_kv(self, calibration: KvCalibration | None, /) -> None:
+        """Keep pages in FP8; see `Fp8KvLayer`.
+
+        With a calibration the layer has `fp8_calibration_frozen` from now on. Without, it never has, so that a layer
+        around it that has no FP8 pages need not answer for it.
+
+        Raises:
+            ConfigurationError: they are in FP8 already, for another engine.
+        """
+        if self._uses_fp8:
+            raise ConfigurationError("this layer keeps FP8 pages for an engine already; build the model anew")
+        self._uses_fp8, self._calibration = True, calibration
+        if calibration is not None:
+            self.fp8_calibration_frozen: Callable[[], bool] = lambda: calibration.frozen
 
     def decode(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
         """Advance one sequence by one token; see `DecodeLayer`."""
@@ -116,19 +139,11 @@ class GroupedQueryAttentionLayer:
 
     def _attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
         shape, weights, kv = self._shape, self._attention, context.paged_kv()
-        query = self._operations.rope_write_kv(
-            weights.query_key_value(rows),
-            self._rotary,
-            context.positions,
-            context.cache_slots,
-            kv.keys,
-            kv.values,
-            query_heads=shape.query_heads,
-            key_value_heads=shape.key_value_heads,
-            query_norm=weights.query_norm,
-            key_norm=weights.key_norm,
-            eps=self._norm_eps,
-        )
+        query_key_value = weights.query_key_value(rows)
+        if kv.key_scale is None:
+            query = self._rotate(query_key_value, context.positions, context.cache_slots, kv)
+        else:
+            query = self._rotate_to_fp8(query_key_value, context, kv)
         attended = self._operations.paged_attention(
             query,
             kv.keys,
@@ -140,5 +155,35 @@ class GroupedQueryAttentionLayer:
             max_rows=context.max_rows,
             max_length=context.max_length,
             window=shape.window,
+            key_scale=kv.key_scale,
+            value_scale=kv.value_scale,
         )
         return weights.output(attended.flatten(1))
+
+    def _rotate(self, query_key_value: Tensor, positions: Tensor, cache_slots: Tensor, kv: PagedKv) -> Tensor:
+        """Rotate queries and keys, write keys and values to pages of the same type, and return the queries."""
+        return self._operations.rope_write_kv(
+            query_key_value,
+            self._rotary,
+            positions,
+            cache_slots,
+            kv.keys,
+            kv.values,
+            query_heads=self._shape.query_heads,
+            key_value_heads=self._shape.key_value_heads,
+            query_norm=self._attention.query_norm,
+            key_norm=self._attention.key_norm,
+            eps=self._norm_eps,
+        )
+
+    def _rotate_to_fp8(self, query_key_value: Tensor, context: ForwardContext, kv: PagedKv) -> Tensor:
+        """Do the same over pages of one token for each row, then store these where they belong, as FP8."""
+        rows, shape = query_key_value.shape[0], self._shape
+        scratch = query_key_value.new_empty(2, rows, 1, shape.key_value_heads, shape.head_dim)
+        cells = torch.arange(rows, device=scratch.device)
+        query = self._rotate(query_key_value, context.positions, cells, PagedKv(scratch[0], scratch[1]))
+        keys, values = scratch[:, :, 0]
+        if self._calibration is not None:
+            self._calibration.observe(keys, values, context.cache_slots)
+        self._operations.store_kv_fp8(keys, values, context.cache_slots, kv.keys, kv.values, *kv.scales())
+        return query

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
         AuxStateLayer,
         DecodeContext,
         DecodeLayer,
+        Fp8KvLayer,
         GraphReplayLayer,
+        KvCalibration,
         MultiSeqDecodeLayer,
         MultiSeqVerifyLayer,
         OwnStateLayer,
@@ -23,6 +25,18 @@ if TYPE_CHECKING:
         VerifyContext,
         VerifyLayer,
     )
+
+
+class Calibrates:
+    """Finds the scales at the first rows."""
+
+    def __init__(self) -> None:
+        """Start without scales."""
+        self.frozen = False
+
+    def observe(self, keys: Any, values: Any, cache_slots: Any, /) -> None:
+        """Take these for all that there will be."""
+        self.frozen = keys is not values and cache_slots is not None
 
 
 class Whole:
@@ -64,6 +78,10 @@ class Whole:
         """Ask for the smallest pages."""
         return PagedKvSpec(key_value_heads=1, head_dim=16, value_head_dim=16)
 
+    def use_fp8_kv(self, calibration: KvCalibration | None, /) -> None:
+        """Keep what finds the scales."""
+        self.calibration = calibration
+
     def alloc_state(self) -> dict[str, int]:
         """Start a sequence."""
         return {"tokens": 0}
@@ -97,6 +115,8 @@ verify_multi: MultiSeqVerifyLayer = Whole()
 prefill: PrefillLayer = Whole()
 split_prefill: SplitPrefillLayer = Whole()
 paged_kv: PagedKvLayer = Whole()
+fp8_kv: Fp8KvLayer = Whole()
 own_state: OwnStateLayer = Whole()
 graph_replay: GraphReplayLayer = Whole()
+calibration: KvCalibration = Calibrates()
 aux_state: AuxStateLayer = Whole()

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
         AuxStateLayer,
         DecodeContext,
         DecodeLayer,
+        Fp8KvLayer,
         GraphReplayLayer,
+        KvCalibration,
         MultiSeqDecodeLayer,
         MultiSeqVerifyLayer,
         OwnStateLayer,
@@ -63,6 +65,9 @@ class Misshapen:
         """Leave it open whether there are pages."""
         return None
 
+    def use_fp8_kv(self) -> None:
+        """Leave no place for what finds the scales."""
+
     def alloc_state(self, tokens: int) -> dict[str, int]:
         """Need to know the length of a sequence that has only begun."""
         return {"tokens": tokens}
@@ -96,6 +101,8 @@ verify_multi: MultiSeqVerifyLayer = Misshapen()  # pyright: ignore[reportAssignm
 prefill: PrefillLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 split_prefill: SplitPrefillLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 paged_kv: PagedKvLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
+fp8_kv: Fp8KvLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 own_state: OwnStateLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 graph_replay: GraphReplayLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
+calibration: KvCalibration = Misshapen()  # pyright: ignore[reportAssignmentType]
 aux_state: AuxStateLayer = Misshapen()  # pyright: ignore[reportAssignmentType]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Allocates the pages of a decoder, and has its layers keep FP8 pages with the scales that go with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from metrale_caps.capabilities import capability_of
+from metrale_caps.errors import ConfigurationError
+from metrale_caps.layer import forward_method
+from metrale_caps.state.fp8_calibration import Fp8Calibration, set_scales
+from metrale_caps.state.paged_kv import allocate_pages
+
+if TYPE_CHECKING:
+    from metrale_caps.engine.counters import Counters
+    from metrale_caps.engine.options import EngineOptions
+    from metrale_caps.layer import PagedKv
+    from metrale_caps.models.decoder import Decoder
+
+
+def make_pages(
+    decoder: Decoder, num_blocks: int, options: EngineOptions, counters: Counters
+) -> tuple[PagedKv | None, ...]:
+    """Allocate each layer's pages; FP8 pages get their scales, or a calibration that finds them.
+
+    Raises:
+        ConfigurationError: scales are given for a layer without FP8 pages, or a layer with a calibration does not
+            say that it has one, so that graphs would be captured before the scales are final.
+        KvScaleError: a scale that is given is not finite, or not above 0.
+    """
+    layouts = options.page_layouts(decoder)
+    pages = allocate_pages(layouts, num_blocks, options.block_size, device=decoder.device)
+    quantised = {index: kv for index, kv in enumerate(pages) if kv is not None and kv.key_scale is not None}
+    given = options.fp8_kv_scales or {}
+    for index in given:
+        if index not in quantised:
+            raise ConfigurationError(f"fp8_kv_scales has an entry for layer {index}, which has no FP8 pages")
+
+    def frozen() -> None:
+        counters.fp8_calibrations_frozen += 1
+
+    for index, kv in quantised.items():
+        layer: Any = decoder.layers[index]
+        calibration = None
+        if index in given:
+            set_scales(kv, given[index], layer_index=index, layer_type=type(layer).__qualname__)
+        elif options.fp8_calibration_tokens:
+            calibration = Fp8Calibration(
+                kv,
+                decoder.operations.store_kv_fp8,
+                window=options.fp8_calibration_tokens,
+                headroom=options.fp8_kv_headroom,
+                on_freeze=frozen,
+            )
+        _bind(index, layer, calibration)
+    return pages
+
+
+def _bind(index: int, layer: object, calibration: Fp8Calibration | None) -> None:
+    use_fp8_kv = forward_method(layer, "use_fp8_kv")
+    if use_fp8_kv is None:
+        raise LookupError(f"layer {index} has FP8 pages and no `use_fp8_kv`")
+    use_fp8_kv(calibration)
+    answer = capability_of(layer, "fp8_calibration_frozen")
+    expected = None if calibration is None else False
+    if answer is not expected:
+        raise ConfigurationError(
+            f"layer {index} ({type(layer).__qualname__}) answers {answer} to `fp8_calibration_frozen` where its "
+            f"`use_fp8_kv` was given {'no calibration' if calibration is None else 'one that is not frozen'}; "
+            f"it must answer {expected}, or graphs would hold back or read at the wrong time"
+        )

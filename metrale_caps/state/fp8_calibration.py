@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""The scales of one layer's FP8 pages, found from what is written to them first.
+
+Invariants: all codes in a layer's pages belong to the scales that lie in memory, before the freeze, after it and while
+it happens; so a block may be shared, kept and read again without a note of when it was written. Rows that belong to
+nobody (cache slot -1) count for nothing. A scale is finite and above 0 at any time.
+
+The window is counted in tokens over all requests. Inside it everything is written at a provisional scale, which grows
+where a number would not fit, and kept as it was as well; whenever the scales change, and for the last time at the
+freeze, what was kept is written again, in order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from metrale_caps.errors import KvScaleError
+from metrale_caps.kernels.recording import is_capturing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from metrale_caps.kernels.operations import StoreKvFp8
+    from metrale_caps.layer import PagedKv
+
+LARGEST = 448.0
+"""Largest magnitude of E4M3."""
+PROVISIONAL_SCALE = 2.0
+"""Scale at the start of the window; numbers up to 896 fit."""
+_SMALLEST_SCALE = 1e-12
+_PATIENCE = 4  # windows
+
+
+class Fp8Calibration:
+    """Calibrates one layer's pages; a `KvCalibration`.
+
+    Attributes:
+        frozen: whether the scales are final.
+        tokens: tokens observed.
+        staged_bytes: bytes of keys and values that are kept for the freeze.
+    """
+
+    def __init__(
+        self,
+        pages: PagedKv,
+        store: StoreKvFp8,
+        *,
+        window: int,
+        headroom: float = 1.0,
+        on_freeze: Callable[[], None] | None = None,
+    ) -> None:
+        """Open a window.
+
+        Args:
+            pages: the layer's FP8 pages; their scales are set to the provisional one.
+            store: writes rows into pages.
+            window: tokens until the freeze.
+            headroom: how much larger than any number observed one may be that still fits.
+            on_freeze: told of the freeze, once.
+        """
+        self.frozen = False
+        self.tokens = 0
+        self._pages = pages
+        self._store = store
+        self._window = window
+        self._headroom = headroom
+        self._on_freeze = on_freeze
+        self._staged: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._peaks = [0.0, 0.0]
+        self._scales = [PROVISIONAL_SCALE, PROVISIONAL_SCALE]
+        self._set_scales()
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of keys and values that are kept for the freeze."""
+        return sum(tensor.nbytes for rows in self._staged for tensor in rows)
+
+    def observe(self, keys: torch.Tensor, values: torch.Tensor, cache_slots: torch.Tensor) -> None:
+        """Look at rows that are about to be written; see `KvCalibration`."""
+        if self.frozen or is_capturing():
+            return
+        live = cache_slots >= 0
+        tokens = int(live.sum())
+        if not tokens:
+            return
+        rows = (keys[live], values[live], cache_slots[live])
+        self.tokens += tokens
+        self._peaks = [max(peak, _largest(tensor)) for peak, tensor in zip(self._peaks, rows[:2], strict=True)]
+        # a tensor of zeros says nothing about its scale
+        self.frozen = self.tokens >= self._window * (1 if all(self._peaks) else _PATIENCE)
+        self._move_to([self._scale(peak, scale) for peak, scale in zip(self._peaks, self._scales, strict=True)])
+        if not self.frozen:
+            self._staged.append(rows)
+            return
+        self._staged.clear()
+        if self._on_freeze is not None:
+            self._on_freeze()
+
+    def _scale(self, peak: float, provisional: float) -> float:
+        """Return the scale of a tensor with this largest number so far."""
+        if self.frozen:
+            return max(peak * self._headroom / LARGEST, _SMALLEST_SCALE) if peak else provisional
+        return max(peak / LARGEST, provisional)  # what would not fit gets room at once
+
+    def _move_to(self, scales: list[float]) -> None:
+        """Change the scales, and write at them what was written before."""
+        if scales == self._scales:
+            return
+        self._scales = scales
+        self._set_scales()
+        for keys, values, slots in self._staged:
+            self._store(keys, values, slots, self._pages.keys, self._pages.values, *self._pages.scales())
+
+    def _set_scales(self) -> None:
+        for tensor, scale in zip(self._pages.scales(), self._scales, strict=True):
+            tensor.fill_(scale)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest finite magnitude."""
+    return float(tensor.abs().float().nan_to_num_(nan=0.0, posinf=0.0).max())
+
+
+def set_scales(pages: PagedKv, scales: tuple[float, float], *, layer_index: int, layer_type: str) -> None:
+    """Set the scales of a layer's FP8 pages.
+
+    Raises:
+        KvScaleError: a scale is not finite, or not above 0.
+    """
+    for name, scale in zip(("key", "value"), scales, strict=True):
+        if not (math.isfinite(scale) and scale > 0):
+            raise KvScaleError(layer_index, layer_type, name, scale)
+    for tensor, scale in zip(pages.scales(), scales, strict=True):
+        tensor.fill_(scale)
