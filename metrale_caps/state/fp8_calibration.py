@@ -5,9 +5,9 @@ Invariants: all codes in a layer's pages belong to the scales that lie in memory
 it happens; so a block may be shared, kept and read again without a note of when it was written. Rows that belong to
 nobody (cache slot -1) count for nothing. A scale is finite and above 0 at any time.
 
-The window is counted in tokens over all requests. Inside it everything is written at a provisional scale, which grows
-where a number would not fit, and kept as it was as well; whenever the scales change, and for the last time at the
-freeze, what was kept is written again, in order.
+The window is counted in tokens over all requests. Inside it a scale follows the largest number so far, and everything
+that is written is kept as it was as well; whenever the scales change, and for the last time at the freeze, what was
+kept is written again, in order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from metrale_caps.errors import KvScaleError
 from metrale_caps.kernels.recording import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from metrale_caps.kernels.operations import StoreKvFp8
     from metrale_caps.layer import PagedKv
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LARGEST = 448.0
 """Largest magnitude of E4M3."""
 PROVISIONAL_SCALE = 2.0
-"""Scale at the start of the window; numbers up to 896 fit."""
+"""Scale until there is another number than 0."""
 _SMALLEST_SCALE = 1e-12
 _PATIENCE = 4  # windows
 
@@ -55,7 +55,7 @@ class Fp8Calibration:
         """Open a window.
 
         Args:
-            pages: the layer's FP8 pages; their scales are set to the provisional one.
+            pages: the layer's FP8 pages; their scales are changed in place.
             store: writes rows into pages.
             window: tokens until the freeze.
             headroom: how much larger than any number observed one may be that still fits.
@@ -101,9 +101,9 @@ class Fp8Calibration:
 
     def _scale(self, peak: float, provisional: float) -> float:
         """Return the scale of a tensor with this largest number so far."""
-        if self.frozen:
-            return max(peak * self._headroom / LARGEST, _SMALLEST_SCALE) if peak else provisional
-        return max(peak / LARGEST, provisional)  # what would not fit gets room at once
+        if not peak:
+            return provisional
+        return max(peak * (self._headroom if self.frozen else 1.0) / LARGEST, _SMALLEST_SCALE)
 
     def _move_to(self, scales: list[float]) -> None:
         """Change the scales, and write at them what was written before."""

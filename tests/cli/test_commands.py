@@ -322,3 +322,31 @@ def test_module_can_be_run_and_reader_may_leave() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603, S607
     assert done.stdout == "[\n"
     assert done.stderr == ""
+
+
+def test_run_writes_a_trace_and_takes_an_fp8_cache(
+    speaking_checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file opens as trace events; the reason for eager steps inside the calibration window is told."""
+    trace = tmp_path / "steps.json"
+    arguments = ["run", "--model", speaking_checkpoint, "--prompt", "hello", "--max-new-tokens", "5"]
+    assert main([*arguments, "--kernels", "naive", "--trace", str(trace), "--kv-dtype", "fp8"]) == 0
+    assert "fp8_calibration_frozen = False" in capsys.readouterr().out
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 5
+    assert main([*arguments, "--kernels", "naive", "--no-decode-graphs", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["counters"]["graph_captures"] == 0
+    assert document["counters"]["eager_decode_steps"] == {"the option decode_graphs is False": 4}
+
+
+def test_trace_that_cannot_be_written_is_said_before_anything_runs(
+    speaking_checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, and no text."""
+    missing = tmp_path / "nowhere" / "steps.json"
+    assert main(["run", "--model", speaking_checkpoint, "--trace", str(missing)]) != 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the trace cannot be written to" in captured.err
+    assert len(captured.err.strip().splitlines()) == 1

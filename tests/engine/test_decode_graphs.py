@@ -12,37 +12,16 @@ from metrale_caps.engine import Engine, EngineOptions
 from metrale_caps.errors import StaleGraphError
 from metrale_caps.state.decode_buffers import DecodeBuffers
 from tests.engine.steps import TEXT, Steps, make_decoder, with_layer
+from tests.engine.wrapped import Wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from metrale_caps import DecodeContext, PagedKvSpec, PrefillContext
+    from metrale_caps import DecodeContext, PrefillContext
 
 _PROMPTS = [[5, 17, 99, 42, 8], [33], [74, 19, 50] * 6]
-
-
-class Wrapped:
-    """A layer over an inner one, with every forward method that the inner one has."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def kv_cache_spec(self) -> PagedKvSpec:
-        return self.inner.kv_cache_spec()
-
-    def decode_verify_multi_unsupported(self) -> bool:
-        return True
-
-    def decode(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        return self.inner.decode(hidden, context)
-
-    def decode_multi_seq(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        return self.inner.decode_multi_seq(hidden, context)
-
-    def prefill(self, hidden: Tensor, context: PrefillContext, /) -> Tensor:
-        return self.inner.prefill(hidden, context)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ _STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 @settings(max_examples=80, deadline=None)
 @given(names=st.lists(st.sampled_from(sorted(_STEPS)), min_size=1, max_size=6), seed=st.integers(0, 2**16))
 def test_replay_computes_what_the_code_computes(names: list[str], seed: int) -> None:
-    """Any chain of operations, on numbers that came after the capture, to the bit; the capture itself writes nothing."""
+    """Any chain of operations, on numbers that came after the capture, to the bit; the capture writes nothing."""
     given_rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
     buffer = torch.full((4, 8), torch.nan)
     weights: list[Tensor] = [_WEIGHT.clone()]

@@ -81,7 +81,8 @@ def _baked(tensor: torch.Tensor, layer: int | None = 0) -> BakedBuffer:
 
 
 def _owner(root: object, **values: Any) -> Owner:
-    return Owner(**{"name": "the holder", "root": root, "advice": "keep it", "layer": 0, **values})
+    merged: dict[str, Any] = {"name": "the holder", "root": root, "advice": "keep it", "layer": 0, **values}
+    return Owner(**merged)
 
 
 @pytest.mark.parametrize("way", sorted(_WAYS))
@@ -115,8 +116,9 @@ def test_buffer_that_is_gone_is_stale() -> None:
     holder, buffer = Holder(), torch.zeros(2, 2)
     _set_row(holder, buffer)
     guard = BufferGuard([_baked(buffer)], [_owner(holder)])
-    for row in ([], [None, {}], None):
-        holder.part.row = row  # pyright: ignore[reportAttributeAccessIssue]
+    rows: list[Any] = [[], [None, {}], None]
+    for row in rows:
+        holder.part.row = row
         with pytest.raises(StaleGraphError):
             guard.check([])
     del holder.part
@@ -149,9 +151,10 @@ def test_state_is_looked_up_in_the_row_that_has_it_now() -> None:
 def test_owner_of_the_layer_that_used_a_buffer_comes_first() -> None:
     """A buffer that two layers hold is the one's whose call it was, else the first owner's."""
     shared = torch.zeros(2)
-    owners = [_owner([shared], name=f"layer {index}", layer=index) for index in range(3)]
+    roots = [[shared] for _ in range(3)]
+    owners = [_owner(root, name=f"layer {index}", layer=index) for index, root in enumerate(roots)]
     held = BufferGuard([_baked(shared, layer=2)], owners)
-    owners[2].root.clear()  # pyright: ignore[reportAttributeAccessIssue]
+    roots[2].clear()
     with pytest.raises(StaleGraphError, match="layer 2"):
         held.check([])
 

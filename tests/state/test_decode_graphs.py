@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -52,8 +53,7 @@ def test_graphs_are_those_used_last_without_dropped_slots(actions: list[tuple[st
                 graphs.drop_slot(argument)
                 gone = {argument}
             else:
-                assert isinstance(argument, tuple)
-                source, target = int(argument[0]), int(argument[1])
+                source, target = cast("tuple[int, int]", argument)
                 graphs.move_slot(source, target)
                 gone = {source, target}
             claimable = gone & set(range(_MAX_SLOTS))
