@@ -40,6 +40,7 @@ _POINTERS = {
     torch.float16: "*fp16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 _ALIGNMENT = 16
 _INT32 = range(-(2**31), 2**31)

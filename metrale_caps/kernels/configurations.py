@@ -16,6 +16,7 @@ from metrale_caps.kernels.launch import record_launches
 from metrale_caps.kernels.rms_norm import add_rms_norm, rms_norm
 from metrale_caps.kernels.rope import rope_write_kv
 from metrale_caps.kernels.rotary import RotaryTable
+from metrale_caps.kernels.store_kv_fp8 import store_kv_fp8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ _BLOCK_SIZE = 16
 _POSITIONS = 4096
 _SEQUENCES = 32
 _POOL_BLOCKS = 2**20
-_BF16, _FP32 = torch.bfloat16, torch.float32
+_BF16, _FP32, _FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
 class Configuration(NamedTuple):
@@ -83,12 +84,14 @@ def _attention(
     rows: int,
     *,
     dtype: torch.dtype = _BF16,
+    pages: torch.dtype | None = None,
     value_dim: int | None = None,
     window: int | None = None,
     splits: int = 1,
 ) -> None:
     query_heads, kv_heads = heads
-    keys, values = _pages(kv_heads, head_dim, dtype)
+    keys, values = _pages(kv_heads, head_dim, pages or dtype)
+    scale = _empty(1, dtype=_FP32) if pages == _FP8 else None
     packed = _empty(rows * _SEQUENCES, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
     paged_attention(
         packed[:, :query_heads],
@@ -102,7 +105,17 @@ def _attention(
         max_length=_POSITIONS,
         window=window,
         splits=splits,
+        key_scale=scale,
+        value_scale=scale,
     )
+
+
+def _store(kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    keys, values = _pages(kv_heads, head_dim, _FP8)
+    packed = _empty(_SEQUENCES, 2 * kv_heads, head_dim, dtype=dtype)
+    scale = _empty(1, dtype=_FP32)
+    slots = _empty(_SEQUENCES, dtype=torch.int64)
+    store_kv_fp8(packed[:, :kv_heads], packed[:, kv_heads:], slots, keys, values, scale, scale)
 
 
 def _rope(
@@ -171,8 +184,28 @@ def _attention_configurations() -> dict[str, Configuration]:
     return found
 
 
+def _fp8_attention_configurations() -> dict[str, Configuration]:
+    found: dict[str, Configuration] = {}
+    for name, dtype, heads, head_dim in (
+        ("bf16", _BF16, (32, 8), 64),
+        ("bf16", _BF16, (32, 8), 128),
+        ("bf16", _BF16, (28, 4), 128),
+        ("bf16", _BF16, (32, 8), 256),
+        ("fp16", torch.float16, (32, 8), 128),
+        ("fp32", _FP32, (9, 3), 64),
+    ):
+        kind = f"{name} on fp8 d{head_dim} {heads[0]}/{heads[1]}"
+        call = functools.partial(_attention, heads, head_dim, dtype=dtype, pages=_FP8)
+        found[f"attention decode {kind}"] = _attends(functools.partial(call, rows=1))
+        found[f"attention prefill {kind}"] = _attends(functools.partial(call, rows=512), many_rows=True)
+    split = functools.partial(_decode, (32, 8), 128, pages=_FP8, splits=8)
+    found["attention decode split bf16 on fp8 d128 32/8"] = _attends(split)
+    return found
+
+
 CONFIGURATIONS: Mapping[str, Configuration] = {
     **_attention_configurations(),
+    **_fp8_attention_configurations(),
     "rope bf16 d128 32/8": Configuration("rope_write_kv_kernel", lambda: _rope((32, 8), 128)),
     "rope with head norms bf16 d128 32/8": Configuration(
         "rope_write_kv_kernel", lambda: _rope((32, 8), 128, head_norms=True)
@@ -181,6 +214,8 @@ CONFIGURATIONS: Mapping[str, Configuration] = {
         "rope_write_kv_kernel", lambda: _rope((32, 32), 80, rotary_dim=32)
     ),
     "rope fp32 d64 9/3": Configuration("rope_write_kv_kernel", lambda: _rope((9, 3), 64, dtype=_FP32)),
+    "store_kv_fp8 bf16 d128 8": Configuration("store_kv_fp8_kernel", lambda: _store(8, 128, _BF16)),
+    "store_kv_fp8 fp32 d64 3": Configuration("store_kv_fp8_kernel", lambda: _store(3, 64, _FP32)),
     "rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16)),
     "add_rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16, residual=True)),
     "add_rms_norm bf16 576": Configuration("rms_norm_kernel", lambda: _norm(576, _BF16, residual=True)),

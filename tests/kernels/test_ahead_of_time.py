@@ -24,6 +24,8 @@ SAMPLE = (
     ("attention decode split bf16 d128 32/8", "sm_90"),
     ("attention decode bf16 d64 32/8", "gfx942"),
     ("combine bf16 d128 8 splits", "sm_80"),
+    ("attention decode bf16 on fp8 d128 32/8", "sm_80"),
+    ("store_kv_fp8 bf16 d128 8", "gfx942"),
     ("add_rms_norm bf16 576", "sm_100"),
 )
 
@@ -68,6 +70,7 @@ def test_every_configuration_has_a_budget_on_every_target() -> None:
         "paged_attention_kernel",
         "combine_kernel",
         "rope_write_kv_kernel",
+        "store_kv_fp8_kernel",
         "rms_norm_kernel",
         "silu_mul_kernel",
     }
