@@ -249,7 +249,7 @@ def paged_attention(
     rows, query_heads, head_dim = query.shape
     _, block_size, kv_heads, value_dim = value_cache.shape
     sequences, group = lengths.shape[0], query_heads // kv_heads
-    tile = attention_tile(query.device, query.dtype, max(head_dim, value_dim), max_rows, group)
+    tile = attention_tile(query.device, query.dtype, max(head_dim, value_dim), max_rows, group, is_fp8=is_fp8)
     tiles = -(-max_rows // (tile.rows // group))
     if splits is None:
         splits = split_count(query.device, sequences * kv_heads, max_length) if max_rows == 1 else 1

@@ -94,8 +94,13 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(device: torch.device, dtype: torch.dtype, head_dim: int, rows: int, group: int) -> AttentionTile:
-    """Return the tile for `rows` query rows of one sequence and `group` query heads of one key-value head."""
+def attention_tile(
+    device: torch.device, dtype: torch.dtype, head_dim: int, rows: int, group: int, *, is_fp8: bool = False
+) -> AttentionTile:
+    """Return the tile for `rows` query rows of one sequence and `group` query heads of one key-value head.
+
+    Pages of FP8 are decoded to `dtype`, the dtype of the queries, in registers.
+    """
     architecture = architecture_of(device)
     decode = rows * group <= _DECODE_ROWS or rows == 1
     least = max(_DECODE_ROWS, next_power_of_two(group))
@@ -107,9 +112,10 @@ def attention_tile(device: torch.device, dtype: torch.dtype, head_dim: int, rows
     if decode:
         # few registers, so that many programs keep enough bytes in flight between them
         keys, stages = (64, 3) if head_bytes <= _BYTES_OF_64 else (16, 3 if head_bytes <= _BYTES_OF_128 else 2)
-        return AttentionTile(least, keys, 4, stages)
+        return AttentionTile(least, keys, 8 if is_fp8 and head_bytes > _BYTES_OF_128 else 4, stages)
     if head_bytes > _BYTES_OF_128:
-        return AttentionTile(max(least, 64), 32, 8, 2)
+        keys = 16 if is_fp8 and architecture.vendor == "nvidia" and architecture.generation <= _AMPERE else 32
+        return AttentionTile(max(least, 64), keys, 8, 2)
     return AttentionTile(max(least, 128), _prefill_keys(architecture, head_bytes), 8, 2)
 
 

@@ -64,9 +64,9 @@ _TILED = {
 
 
 def _for_gpu(choose: Callable[..., Any]) -> Callable[..., Any]:
-    def choose_for_gpu(_device: torch.device, *arguments: Any) -> Any:
+    def choose_for_gpu(_device: torch.device, *arguments: Any, **named: Any) -> Any:
         with assume_architecture(Architecture("nvidia", generation=9, multiprocessors=132)):
-            return choose(torch.device("meta"), *arguments)
+            return choose(torch.device("meta"), *arguments, **named)
 
     return choose_for_gpu
 
