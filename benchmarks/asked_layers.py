@@ -35,13 +35,21 @@ WAYS: Mapping[str, str] = {
 
 
 class Forwards:
-    """A layer with the forward methods that any answers oblige it to have."""
+    """A layer with the forward methods that the default answers oblige it to have."""
 
     def decode(self, hidden: Any, _context: Any) -> Any:
         """Do nothing."""
         return hidden
 
-    decode_verify_multi = prefill_phase3 = decode
+    decode_verify_multi = decode
+
+
+class _Obliged:
+    """The forward methods that the other answers oblige a layer to have, and that it has for nothing without them."""
+
+    def prefill_phase3(self, hidden: Any, _context: Any, _buffers: Any) -> Any:
+        """Do nothing."""
+        return hidden
 
     def prefill_phase1(self, _hidden: Any, _context: Any, _buffers: Any) -> None:
         """Do nothing."""
@@ -76,7 +84,8 @@ def large_module() -> type:
 
 def declaring(base: type) -> type:
     """Return a class of layers that answers all ten queries, each otherwise than by default."""
-    return type(f"Declaring{base.__name__}", (base,), {query: _method(row.default) for query, row in QUERIES.items()})
+    answers = {query: _method(row.default) for query, row in QUERIES.items()}
+    return type(f"Declaring{base.__name__}", (base, _Obliged), answers)
 
 
 def _method(default: Answer) -> Callable[[object], bool]:

@@ -34,12 +34,16 @@ class Obligation:
         answer: the answer that obliges.
         methods: the forward methods that a layer giving it must have.
         because: what they are called for.
+        only_then: whether a layer that does not give the answer has no use for them.
+        safe: whether a layer may always give the other answer, whatever stands behind it; it then loses a route only.
     """
 
     query: QueryName
     answer: bool
     methods: tuple[str, ...]
     because: str
+    only_then: bool
+    safe: bool
 
 
 _ROWS = (
@@ -48,23 +52,29 @@ _ROWS = (
         answer=True,
         methods=("prefill_phase1", "prefill_gdn_full", "prefill_phase3"),
         because="a split prefill runs it in phases",
+        only_then=True,
+        safe=False,
     ),
     Obligation(
         "uses_ssm_pool",
         answer=False,
         methods=("alloc_state", "release_state"),
         because="the engine asks it for each sequence's state",
+        only_then=True,
+        safe=False,
     ),
     Obligation(
         "decode_verify_multi_unsupported",
         answer=False,
         methods=("decode_verify_multi",),
         because="drafts of several sequences are verified in one call",
+        only_then=False,  # a layer may turn the batch down for a reason that its method knows nothing of
+        safe=True,
     ),
 )
 
 OBLIGATIONS: Mapping[QueryName, Obligation] = {row.query: row for row in _ROWS}
-"""The forward methods that answers oblige a layer to have."""
+"""The forward methods that answers oblige a layer to have, and some that a layer has for nothing without the answer."""
 
 
 def declaration_faults(cls: type, query: QueryName) -> list[str]:
@@ -101,7 +111,8 @@ def tie_faults(cls: type, query: QueryName) -> list[str]:
     if not lacking:
         return []
     methods = ", ".join(f"`{name}`" for name in lacking)
-    return [f"may answer {obligation.answer} but the class has no {methods}; {obligation.because}"]
+    remedy = f"write {'it' if len(lacking) == 1 else 'them'}, or annotate `-> Literal[{not obligation.answer}]`"
+    return [f"may answer {obligation.answer} but the class has no {methods}; {obligation.because}; {remedy}"]
 
 
 def _unwrapped(found: object) -> tuple[Any, bool]:

@@ -21,6 +21,8 @@ from metrale_caps.queries import QUERIES, Answer, QueryName
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from metrale_caps.declaration import Obligation
+
 
 _Answers: TypeAlias = dict[QueryName, tuple[Answer, Source]]
 """The answers that a layer gave, and where each came from; those that were none are missing."""
@@ -156,16 +158,34 @@ def _changed_answers(layer: object, answers: _Answers) -> Iterator[Finding]:
 
 def _contradictions(layer: object, answers: _Answers) -> Iterator[Finding]:
     for query, obligation in OBLIGATIONS.items():
-        answer, source = answers.get(query, (None, Source.DEFAULT))
+        answer, source = answers.get(query, (None, Source.DECLARED))
         lacking = [name for name in obligation.methods if forward_method(layer, name) is None]
         if lacking and answer is obligation.answer:
-            methods = ", ".join(f"`{name}`" for name in lacking)
-            how = "by default" if source is Source.DEFAULT else f"({source.value})"
+            yield _finding(FindingKind.CONTRADICTION, type(layer), query, _lacks(obligation, lacking, source))
+        elif obligation.only_then and not lacking and source is Source.DEFAULT:
+            # a declared answer may follow the layer's configuration, and a delegated one its parts
             message = (
-                f"answers {query} = {answer} {how} but has no {methods}: {obligation.because}; write what is missing, "
-                f"or answer {not answer}"
+                f"has {_listed(obligation.methods)}, which nothing calls while it answers {query} = {answer} by "
+                f"default; answer {obligation.answer}, or remove them"
             )
             yield _finding(FindingKind.CONTRADICTION, type(layer), query, message)
+
+
+def _lacks(obligation: Obligation, lacking: Sequence[str], source: Source) -> str:
+    answer, query = obligation.answer, obligation.query
+    how = "by default" if source is Source.DEFAULT else f"({source.value})"
+    if source is not Source.DELEGATED:
+        other = f", or answer {not answer}"
+    else:  # what stands behind the layer needs what it asks for; turning a route down is the layer's own to do
+        other = f", or answer {not answer} in the class itself" if obligation.safe else ""
+    return (
+        f"answers {query} = {answer} {how} but has no {_listed(lacking)}: {obligation.because}; "
+        f"write what is missing{other}"
+    )
+
+
+def _listed(methods: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in methods)
 
 
 def _cannot_decode(layer: object) -> Iterator[Finding]:

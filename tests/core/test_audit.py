@@ -323,6 +323,7 @@ def test_answer_without_the_methods_it_obliges_to_is_a_contradiction(
         return type("Layer", (Decodes,), {**{name: _says(None) for name in present}, query: _says(said)})()
 
     assert _found(layer(not answer)) == []
+    assert _found(layer(not answer, *methods)) == []  # it may answer otherwise in another configuration
     assert _found(layer(answer, *methods)) == []
     for missing in methods:
         finding = _only(layer(answer, *(name for name in methods if name != missing)))
@@ -341,6 +342,57 @@ def test_default_can_contradict_too() -> None:
     finding = _only(Layer())
     assert finding.name == "decode_verify_multi_unsupported"
     assert "by default" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        (
+            ("prefill_phase1", "prefill_gdn_full", "prefill_phase3"),
+            "has `prefill_phase1`, `prefill_gdn_full`, `prefill_phase3`, which nothing calls while it answers "
+            "is_ssm_layer = False by default; answer True, or remove them",
+        ),
+        (
+            ("alloc_state", "release_state"),
+            "has `alloc_state`, `release_state`, which nothing calls while it answers uses_ssm_pool = True by "
+            "default; answer False, or remove them",
+        ),
+    ],
+)
+def test_methods_that_are_never_called_for_want_of_an_answer_are_a_contradiction(
+    methods: tuple[str, ...], told: str
+) -> None:
+    """A layer that has all of them and forgot the answer is told which; with a part of them it may mean another thing."""
+    finding = _only(type("Layer", (Sound,), {name: _says(None) for name in methods})())
+    assert (finding.kind, finding.message) == (FindingKind.CONTRADICTION, told)
+    assert _found(type("Layer", (Sound,), {name: _says(None) for name in methods[1:]})()) == []
+
+
+def test_composite_is_not_told_to_answer_what_its_parts_answer_otherwise() -> None:
+    """Of an answer that the parts gave, only a veto may be put in the composite itself."""
+
+    class Recurrent(Sound):
+        def is_ssm_layer(self) -> bool:
+            return True
+
+        def prefill_phase1(self, *_: Any) -> None: ...
+
+        prefill_gdn_full = prefill_phase3 = prefill_phase1
+
+    class Block(CompositeLayer):
+        def __init__(self) -> None:
+            self.mixer = Recurrent()
+
+        def decode(self, hidden: Any, _context: Any) -> Any:
+            return hidden
+
+        @override
+        def capability_parts(self) -> tuple[object, ...]:
+            return (self.mixer,)
+
+    told = {finding.name: finding.message for finding in audit_layer(Block()).findings}
+    assert told["is_ssm_layer"].endswith("in phases; write what is missing")
+    assert told["decode_verify_multi_unsupported"].endswith("write what is missing, or answer True in the class itself")
 
 
 def test_layer_that_cannot_decode_is_a_contradiction() -> None:

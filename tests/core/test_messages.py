@@ -246,5 +246,17 @@ def test_methods_that_a_claim_lacks() -> None:
             return True
 
     methods = "`prefill_phase1`, `prefill_gdn_full`, `prefill_phase3`"
-    said = f"may answer True but the class has no {methods}; a split prefill runs it in phases"
+    said = f"may answer True but the class has no {methods}; a split prefill runs it in phases; write them, or "
+    said += "annotate `-> Literal[False]`"
     assert tie_faults(type("Layer", (Claims,), {}), "is_ssm_layer") == [said]
+
+
+def test_method_that_a_claim_lacks_or_the_annotation_that_makes_none() -> None:
+    """What a type checker would take as well is what is proposed."""
+
+    class Claims:
+        def decode_verify_multi_unsupported(self) -> bool:
+            return True
+
+    (said,) = tie_faults(Claims, "decode_verify_multi_unsupported")
+    assert said.endswith("; write it, or annotate `-> Literal[True]`")

@@ -24,13 +24,17 @@ from metrale_caps.routing.decision import CHOICES, DecisionName, EngineReason, L
 
 
 class Decodes:
-    """A layer with every forward method a stack can oblige it to have, and no answers."""
+    """A layer that can do what the default answers promise, and gives none."""
 
     def decode(self, hidden: Any, _context: Any) -> Any:
         return hidden
 
     def decode_verify_multi(self, hidden: Any, _context: Any) -> Any:
         return hidden
+
+
+class _RunsInPhases:
+    """What an answer to `is_ssm_layer` may oblige a layer to have."""
 
     def prefill_phase1(self, *_: Any) -> None: ...
 
@@ -39,10 +43,17 @@ class Decodes:
     def prefill_phase3(self, hidden: Any, *_: Any) -> Any:
         return hidden
 
+
+class _OwnsState:
+    """What an answer to `uses_ssm_pool` may oblige a layer to have."""
+
     def alloc_state(self) -> object:
         return object()
 
     def release_state(self, _state: Any) -> None: ...
+
+
+_OBLIGED = {"is_ssm_layer": _RunsInPhases, "uses_ssm_pool": _OwnsState}
 
 
 def _method(answer: bool | None) -> Any:
@@ -53,7 +64,8 @@ def _method(answer: bool | None) -> Any:
 
 
 def _layer(**answers: bool | None) -> Any:
-    return type("Layer", (Decodes,), {name: _method(answer) for name, answer in answers.items()})()
+    obliged = tuple(base for name, base in _OBLIGED.items() if name in answers)
+    return type("Layer", (Decodes, *obliged), {name: _method(answer) for name, answer in answers.items()})()
 
 
 _FOLDED = [choice for choice in CHOICES.values() if choice.name not in {"long_prefill", "recurrent_state"}]
