@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -41,20 +42,23 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    target, as_json = arguments.target, arguments.json
-    targets = _find_layers(target)
-    if targets is None:
-        document = _document(_plan_of_checkpoint(target, arguments.layers), as_json=as_json)
-    elif arguments.layers is not None:
-        raise ConfigurationError(f"--layers belongs to a model, and {target!r} is a layer; leave one of them out")
-    else:
-        documents = [_document_of_layer(each, as_json=as_json) for each in targets]
-        document = documents[0] if names_class(target) else _joined(targets, documents, as_json=as_json)
-    if as_json:
+    with contextlib.redirect_stdout(sys.stderr):  # what layers print when they are made and asked
+        document = _explained(arguments.target, arguments.layers, as_json=arguments.json)
+    if arguments.json:
         print_json(document)
     else:
         sys.stdout.write("\n".join(document) + "\n")
     return 0
+
+
+def _explained(target: str | None, layers: str | None, *, as_json: bool) -> Any:
+    targets = _find_layers(target)
+    if target is None or targets is None:
+        return _document(_plan_of_checkpoint(target, layers), as_json=as_json)
+    if layers is not None:
+        raise ConfigurationError(f"--layers belongs to a model, and {target!r} is a layer; leave one of them out")
+    documents = [_document_of_layer(each, as_json=as_json) for each in targets]
+    return documents[0] if names_class(target) else _joined(targets, documents, as_json=as_json)
 
 
 def _find_layers(target: str | None) -> list[Target] | None:

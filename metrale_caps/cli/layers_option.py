@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from metrale_caps.cli.targets import foreign_code
@@ -29,7 +31,8 @@ def layer_builder(name: str | None) -> LayerBuilder | None:
         PluginFailedError: the plugin of that name failed; the cause is quoted.
         UnknownPluginError: there is no such layer; what was found is listed.
     """
-    build = find_builder(name)
+    with contextlib.redirect_stdout(sys.stderr):  # what plugins print while they are tried
+        build = find_builder(name)
     if name is None or build is None:
         return None
 

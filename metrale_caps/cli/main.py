@@ -7,6 +7,8 @@ Status 0: done. 1: a check found something. 2: the input cannot be used. 130: in
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
     try:
-        return chosen.run(chosen)
+        status = chosen.run(chosen)
+        sys.stdout.flush()  # while its errors can still be told
     except MetraleError as error:
         sys.stderr.write(f"metrale-caps: {' '.join(str(error).split())}\n")
         return INPUT_ERROR
@@ -50,8 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "brings what this command needs\n"
         )
         return INPUT_ERROR
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has left; there is nobody to tell
+    except BrokenPipeError:  # whoever read the output has left; there is nobody to tell
+        _drop_output()
         return 0
+    except OSError as error:
+        _drop_output()
+        sys.stderr.write(f"metrale-caps: {error}\n")
+        return INPUT_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+    return status
+
+
+def _drop_output() -> None:
+    """Let go what is still to be written, which Python would try, and complain of, when it ends."""
+    with contextlib.suppress(OSError, ValueError):  # an output that is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -7,8 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from metrale_caps.cli.targets import tried_plugins
 from metrale_caps.cli.terminal import print_json, print_table
-from metrale_caps.plugins import GROUP, STRICT_VARIABLE, collect_plugins, describe_cause
+from metrale_caps.plugins import GROUP, STRICT_VARIABLE, describe_cause
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    plugins = collect_plugins()
+    plugins = tried_plugins()
     if arguments.json:
         print_json(_document(plugins))
     else:

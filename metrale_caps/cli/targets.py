@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from metrale_caps.audit import takes_part
 from metrale_caps.errors import ConfigurationError, MetraleError, PluginFailedError
 from metrale_caps.plugins import collect_plugins, describe_cause, report_failures
 
@@ -61,21 +62,30 @@ def find_targets(text: str) -> list[Target]:
     """
     if names_class(text):
         return [_class_target(text)]
-    plugins = collect_plugins()
+    plugins = tried_plugins()
     layers = _named(text, plugins)
     report_failures(plugins)
     return [_plugin_target(layer) for layer in layers]
+
+
+def tried_plugins() -> LayerPlugins:
+    """Return what `collect_plugins` finds; what plugins print goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        return collect_plugins()
 
 
 @contextlib.contextmanager
 def foreign_code(target: str, doing: str) -> Generator[None]:
     """Run code of the user's, which may raise anything.
 
+    What it prints goes to stderr, so that stdout holds what the command has to say and nothing else.
+
     Raises:
         ConfigurationError: it raised what is none of our errors; the cause's type and text are named.
     """
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     except (MetraleError, KeyboardInterrupt):
         raise
     except BaseException as error:  # `sys.exit` is no reason to leave either
@@ -85,9 +95,9 @@ def foreign_code(target: str, doing: str) -> Generator[None]:
 def _class_target(text: str) -> Target:
     with _working_folder_importable(), foreign_code(text, "importing it"):
         found = _import(text)
-    if not callable(found):
-        kind = type(found).__name__
-        raise ConfigurationError(f"{text!r} is {kind}, not a class or a function that makes a layer")
+        is_layer = not isinstance(found, type) and (takes_part(found) or hasattr(type(found), "forward"))
+    if is_layer or not callable(found):
+        raise ConfigurationError(f"{text!r} is {type(found).__name__}, not a class or a function that makes a layer")
     return _target(text, found, "making it", "name a function that makes the layer")
 
 
@@ -105,9 +115,26 @@ def _target(label: str, maker: Callable[..., object], doing: str, advice: str) -
         if makeable is not None:
             raise ConfigurationError(f"{label!r} {makeable}")
         with _working_folder_importable(), foreign_code(label, doing):
-            return maker()
+            made = maker()
+            if fault := _fault_of_made(made):
+                raise ConfigurationError(f"{label!r} cannot be used: {doing} gave {fault}")
+            return made
 
     return Target(label, maker if isinstance(maker, type) else None, make, makeable)
+
+
+def _fault_of_made(made: object) -> str | None:
+    """Return why what was made is certainly no layer; a coroutine is closed."""
+    if made is None:
+        return "None; return the layer"
+    if isinstance(made, type):
+        return f"the class {made.__name__} rather than an instance of it; call it"
+    if inspect.iscoroutine(made):
+        made.close()  # it is never awaited, and Python would warn of that
+        return "a coroutine; remove `async`"
+    if inspect.isawaitable(made) or inspect.isgenerator(made) or inspect.isasyncgen(made):
+        return f"an object of type {type(made).__name__}; return the layer from an ordinary function"
+    return None
 
 
 def _named(text: str, plugins: LayerPlugins) -> list[PluginLayer]:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +16,6 @@ from metrale_caps.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _LAYERS = """
 class Sound:
@@ -68,6 +70,44 @@ def needs_arguments(width):
 
 def exits():
     raise SystemExit(3)
+
+
+def interrupts():
+    raise KeyboardInterrupt
+
+
+def makes_none():
+    pass
+
+
+def makes_class():
+    return Sound
+
+
+async def makes_coroutine():
+    return Sound()
+
+
+def makes_generator():
+    yield Sound()
+
+
+class Called(Sound):
+    def __call__(self):
+        raise RuntimeError("a layer was called")
+
+
+called = Called()
+sound = Sound()
+
+
+class Talks(Sound):
+    def __init__(self):
+        print("made")
+
+    def is_ssm_layer(self) -> bool:
+        print("asked")
+        return False
 """
 
 
@@ -152,7 +192,17 @@ def test_object_outside_the_contract_is_said_to_be_one(check: Callable[..., tupl
 
 @pytest.mark.parametrize(
     ("target", "said"),
-    [("needs_arguments", "cannot be made without arguments"), ("exits", "SystemExit"), ("missing", "missing")],
+    [
+        ("needs_arguments", "cannot be made without arguments"),
+        ("exits", "SystemExit"),
+        ("missing", "missing"),
+        ("makes_none", "making it gave None; return the layer"),
+        ("makes_class", "making it gave the class Sound rather than an instance of it; call it"),
+        ("makes_coroutine", "making it gave a coroutine; remove `async`"),
+        ("makes_generator", "making it gave an object of type generator; return the layer from an ordinary function"),
+        ("called", "is Called, not a class or a function that makes a layer"),
+        ("sound", "is Sound, not a class or a function that makes a layer"),
+    ],
 )
 def test_layer_that_cannot_be_made_is_one_sentence_and_status_2(
     target: str, said: str, check: Callable[..., tuple[int, str, str]]
@@ -162,3 +212,49 @@ def test_layer_that_cannot_be_made_is_one_sentence_and_status_2(
     assert (status, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_what_a_layer_prints_goes_to_stderr(
+    options: tuple[str, ...], check: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Stdout holds the findings alone, so that a program can read them."""
+    status, out, err = check("Talks", *options)
+    assert status == 0
+    assert err.splitlines() == ["made", "asked", "asked"]
+    assert "asked" not in out
+    assert not options or json.loads(out)["checked"][0]["findings"] == []
+
+
+def test_interrupt_while_a_layer_is_made_ends_the_command(check: Callable[..., tuple[int, str, str]]) -> None:
+    """What the user does is none of the layer's faults."""
+    assert check("interrupts") == (130, "", "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_output_that_cannot_be_written_is_one_sentence(unbuffered: str) -> None:
+    """A full disk is told, whether it is met while writing or at the end."""
+    done = _list_to("/dev/full", unbuffered)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["metrale-caps: [Errno 28] No space left on device"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_who_left_before_the_end_is_no_error(unbuffered: str) -> None:
+    """Nobody is told of what nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = _list_to(writer, unbuffered)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def _list_to(output: str | int, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "metrale_caps", "list"]
+    with open(output, "w", encoding="utf-8", closefd=isinstance(output, str)) as stdout:
+        return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, env=environment)  # noqa: S603

@@ -332,3 +332,17 @@ def test_check_of_a_failed_plugin_quotes_the_cause(folders: PluginFolders, capsy
     _install(folders)
     assert main(["check", "bad"]) == 2
     assert "no [/such] thing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plugins"], ["check", "talks"], ["explain", "talks"]], ids=lambda given: given[0]
+)
+def test_what_a_plugin_prints_goes_to_stderr(
+    arguments: list[str], folders: PluginFolders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is printed while plugins are imported and called, stdout is one JSON document."""
+    folders.install("talks", "print('imported')" + _TWO + "    print('called')\n")
+    assert main([*arguments, "--json"]) == 0
+    told = capsys.readouterr()
+    json.loads(told.out)
+    assert told.err.splitlines()[:2] == ["imported", "called"]
