@@ -199,7 +199,8 @@ def _refuse_other_members(layer: object, row: Query, method: object) -> None:
 
 def _explain(layer: object, row: Query, method: Callable[..., object], error: Exception) -> None:
     """Add a note to the layer's own error; if it is the call that was wrong, raise that instead."""
-    if isinstance(error, TypeError) and not _takes_no_argument(method):
+    called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+    if isinstance(error, TypeError) and not called and not _takes_no_argument(method):
         came = f"cannot be called without arguments ({error})"
         raise _refusal(layer, row, came, "Drop the arguments.") from None
     error.add_note(f"raised by {type_name(type(layer))}.{row.name}() while its capability was asked")
@@ -209,7 +210,7 @@ def _takes_no_argument(method: Callable[..., object]) -> bool:
     import inspect  # only on the way to an error
 
     try:
-        inspect.signature(method).bind()
+        inspect.signature(method, follow_wrapped=False).bind()
     except TypeError:
         return False
     except ValueError:  # a built-in without a signature, or a method that does not even take the layer

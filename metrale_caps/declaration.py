@@ -115,6 +115,19 @@ def tie_faults(cls: type, query: QueryName) -> list[str]:
     return [f"may answer {obligation.answer} but the class has no {methods}; {obligation.because}; {remedy}"]
 
 
+def forward_faults(cls: type, name: str) -> list[str]:
+    """Return what keeps a class's forward method from being called as the engine will; nothing if it has none."""
+    stub = cast("FunctionType", FORWARD_STUBS[name])
+    found = class_member(cls, name, stub)
+    function, takes_layer = _unwrapped(found)
+    if found is MISSING or not callable(function) or isinstance(function, type):
+        return []
+    arguments = stub.__code__.co_varnames[1 : stub.__code__.co_argcount]
+    error = _refused_call(function, len(arguments) + takes_layer)
+    call = f"{name}({', '.join(arguments)})"
+    return [*_kind_faults(function), *([f"cannot be called as `{call}` ({error})"] if error else [])]
+
+
 def _unwrapped(found: object) -> tuple[Any, bool]:
     """Return the function behind a class's attribute, and whether it is called with the layer or class first."""
     if isinstance(found, staticmethod):
@@ -140,17 +153,23 @@ def _kind_faults(function: Any) -> list[str]:
 
 
 def _argument_faults(function: Callable[..., object], takes_layer: bool) -> list[str]:
+    error = _refused_call(function, int(takes_layer))
+    return [f"cannot be called without arguments ({error}); drop the arguments"] if error else []
+
+
+def _refused_call(function: Callable[..., object], arguments: int) -> str | None:
+    """Return why a function cannot be called with so many arguments by position, or None."""
     import inspect
 
-    try:
-        signature = inspect.signature(function)
+    try:  # what a decorator's function wraps takes other arguments than it does itself
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some callables of other languages tell nothing
-        return []
+        return None
     try:
-        signature.bind(*([None] if takes_layer else []))
+        signature.bind(*[None] * arguments)
     except TypeError as error:
-        return [f"cannot be called without arguments ({error}); drop the arguments"]
-    return []
+        return str(error)
+    return None
 
 
 def _return_faults(function: object, row: Query) -> list[str]:

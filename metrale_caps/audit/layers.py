@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from metrale_caps.audit.finding import Finding, FindingKind
-from metrale_caps.audit.near_misses import intended_name
+from metrale_caps.audit.near_misses import intended_name, opposite_query
 from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, is_closed, walk
 from metrale_caps.audit.source_place import place_of
 from metrale_caps.capabilities import PARTS, LayerCapabilities, Source, ask, type_name
-from metrale_caps.declaration import OBLIGATIONS, declaration_faults
+from metrale_caps.declaration import OBLIGATIONS, declaration_faults, forward_faults
 from metrale_caps.errors import CapabilityAnswerError
 from metrale_caps.layer import FORWARD_STUBS, forward_method
 from metrale_caps.lookup import MISSING, Absence, class_member, own_member
@@ -42,8 +42,8 @@ class LayerAudit:
 
 
 def audit_class(cls: type) -> tuple[Finding, ...]:
-    """Return what can be found without an instance: misspelt names and malformed declarations."""
-    return (*_misspelt(cls, None), *_malformed_declarations(cls))
+    """Return what can be found without an instance: misspelt names, malformed declarations and forward methods."""
+    return (*_misspelt(cls, None), *_malformed_declarations(cls), *_malformed_forward_methods(cls))
 
 
 def audit_layer(layer: object, *, in_stack: Iterable[object] = ()) -> LayerAudit:
@@ -57,7 +57,7 @@ def audit_layer(layer: object, *, in_stack: Iterable[object] = ()) -> LayerAudit
     findings = [*_misspelt(type(layer), layer), *_asked(layer, answers)]
     findings += _changed_answers(layer, answers)
     if takes_part(layer):
-        findings += [*_cannot_decode(layer), *_contradictions(layer, answers)]
+        findings += [*_malformed_forward_methods(type(layer)), *_cannot_decode(layer), *_contradictions(layer, answers)]
     findings += _hidden(layer, answers, {id(other) for other in in_stack} - {id(layer)})
     complete = len(answers) == len(QUERIES)
     return LayerAudit(LayerCapabilities.from_answers(layer, answers) if complete else None, tuple(findings))
@@ -94,11 +94,16 @@ def _misspelt(cls: type, layer: object) -> Iterator[Finding]:
         scopes.append((own, own | set(vars(cls))))
     for names, beside in scopes:
         for name in sorted(names):
-            intended = intended_name(name, beside)
-            if intended is not None:
-                known = "query" if intended in QUERIES else "method"
-                message = f"has `{name}`, which nothing asks for; did you mean the {known} `{intended}`?"
-                yield _finding(FindingKind.MISSPELT, cls, name, message)
+            intended, opposite = intended_name(name, beside), opposite_query(name)
+            if opposite is not None:
+                if class_member(cls, opposite, vars(QUERIES[opposite].protocol)[opposite]) is not MISSING:
+                    continue  # which may well be answered with the other
+                meant = f"the query is `{opposite}`, whose answer is the opposite"
+            elif intended is not None:
+                meant = f"did you mean the {'query' if intended in QUERIES else 'method'} `{intended}`?"
+            else:
+                continue
+            yield _finding(FindingKind.MISSPELT, cls, name, f"has `{name}`, which nothing asks for; {meant}")
 
 
 def _malformed_declarations(cls: type) -> Iterator[Finding]:
@@ -106,6 +111,12 @@ def _malformed_declarations(cls: type) -> Iterator[Finding]:
         if class_member(cls, query, vars(row.protocol)[query]) is not MISSING:
             for fault in declaration_faults(cls, query):
                 yield _finding(FindingKind.MALFORMED, cls, query, f"declares {query}, which {fault}")
+
+
+def _malformed_forward_methods(cls: type) -> Iterator[Finding]:
+    for name in FORWARD_STUBS:
+        for fault in forward_faults(cls, name):
+            yield _finding(FindingKind.MALFORMED, cls, name, f"has a `{name}` that {fault}")
 
 
 def _member(layer: object, query: QueryName) -> object:

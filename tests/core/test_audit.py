@@ -126,6 +126,71 @@ def test_misspelt_forward_method_is_found() -> None:
     assert "the method `decode_multi_seq`" in _only(Layer()).message
 
 
+def test_name_of_the_opposite_is_not_taken_for_a_slip() -> None:
+    """Renaming the method would turn its answer round, so the finding says what the query asks."""
+
+    class Layer(Sound):
+        def decode_graph_supported(self) -> bool:
+            return False
+
+    class Both(Layer):
+        def decode_graph_unsupported(self) -> bool:
+            return not self.decode_graph_supported()
+
+    told = "has `decode_graph_supported`, which nothing asks for; the query is `decode_graph_unsupported`, whose answer"
+    assert _only(Layer()).message == f"{told} is the opposite"
+    assert _found(Both()) == []
+
+
+def test_misspelt_name_of_the_parts_is_found() -> None:
+    """A composite that does not name its parts is told why."""
+
+    class Block(CompositeLayer, Sound):
+        def capability_part(self) -> tuple[object, ...]:
+            return (Sound(),)
+
+    (misspelt,) = audit_class(Block)
+    assert (misspelt.kind, misspelt.name) == (FindingKind.MISSPELT, "capability_part")
+    assert "did you mean the method `capability_parts`?" in misspelt.message
+
+
+def test_forward_method_that_cannot_be_called_is_found() -> None:
+    """Coroutines, generators, and other arguments than the engine gives; a decorated function is called as it is."""
+
+    class Layer(Sound):
+        async def prefill(self, hidden: Any, _context: Any) -> Any:
+            return hidden
+
+        def decode_multi_seq(self, hidden: Any) -> Any:
+            return hidden
+
+        def decode_verify(self, hidden: Any, _context: Any) -> Any:
+            yield hidden
+
+        def release_state(self, state: Any, more: Any) -> None: ...
+
+        @functools.wraps(decode_multi_seq)
+        def sync_replayed_step(self, *_: Any) -> None: ...
+
+        @staticmethod
+        def snapshot_aux(_state: Any, _more: Any = None) -> None: ...
+
+    many = "too many positional arguments"
+    told = {(finding.kind, finding.name): finding.message for finding in audit_layer(Layer()).findings}
+    assert told == {
+        (FindingKind.MALFORMED, name): f"has a `{name}` that {fault}"
+        for name, fault in (
+            ("prefill", "is a coroutine function; remove `async`"),
+            ("decode_multi_seq", f"cannot be called as `decode_multi_seq(hidden, context)` ({many})"),
+            ("decode_verify", "is a generator function; return the answer rather than yield it"),
+            ("release_state", "cannot be called as `release_state(state)` (missing a required argument: 'more')"),
+        )
+    }
+    assert [finding.name for finding in audit_class(Layer)] == [name for _, name in told]
+    finding = next(finding for finding in audit_class(Layer) if finding.name == "prefill")
+    assert _source_line(finding) == "async def prefill(self, hidden: Any, _context: Any) -> Any:"
+
+
 def test_attribute_of_the_instance_is_looked_at() -> None:
     """A misspelt name that only the instance has is found as well."""
     layer: Any = Sound()

@@ -25,6 +25,7 @@ from metrale_caps import (
     capability_of,
     query_names,
 )
+from metrale_caps.declaration import declaration_faults
 
 T = TypeVar("T")
 EVERY_QUERY = pytest.mark.parametrize("query", query_names())
@@ -423,3 +424,34 @@ def test_rows_cannot_be_changed() -> None:
         row.default = True  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(TypeError):
         QUERIES["is_ssm_layer"] = row  # pyright: ignore[reportIndexIssue]
+
+
+def _with_one(function: Any) -> Any:
+    """A decorator whose function takes no argument and gives one to what it wraps."""
+
+    @functools.wraps(function)
+    def wrapper(self: object) -> Any:
+        return function(self, 1)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("asking", [capability_of, lambda layer, _: LayerCapabilities.of(layer)])  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+def test_type_error_inside_a_decorated_method_is_the_layer_s_own(asking: Any) -> None:
+    """The call is judged as it is made, whatever arguments the wrapped function takes."""
+
+    class Raises:
+        @_with_one
+        def is_ssm_layer(self, count: int) -> bool:
+            raise TypeError(f"{count} is odd")
+
+    class Answers:
+        @_with_one
+        def is_ssm_layer(self, count: int) -> bool:
+            return count == 1
+
+    with pytest.raises(TypeError, match="1 is odd") as caught:
+        asking(Raises(), "is_ssm_layer")
+    assert not isinstance(caught.value, CapabilityAnswerError)
+    assert capability_of(Answers(), "is_ssm_layer") is True
+    assert declaration_faults(Answers, "is_ssm_layer") == []
