@@ -32,6 +32,14 @@ class FindingKind(Enum):
     """Asking changed the layer."""
 
 
+def text_of(error: Exception) -> str:
+    """Return what an exception of a layer says, whose own code may fail to say it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the code is the layer's
+        return "its text cannot be shown"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One fault.

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from metrale_caps.audit.finding import Finding, FindingKind
+from metrale_caps.audit.finding import Finding, FindingKind, text_of
 from metrale_caps.audit.near_misses import intended_name, opposite_query
 from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, is_closed, walk
 from metrale_caps.audit.source_place import place_of
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _Answers: TypeAlias = dict[QueryName, tuple[Answer, Source]]
 """The answers that a layer gave, and where each came from; those that were none are missing."""
+
+
+_TO_NAME = "add it to `capability_parts`"
+_TO_ANSWER = "answer it, or derive from `CompositeLayer` and name the part in `capability_parts`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def audit_layer(layer: object, *, in_stack: Iterable[object] = ()) -> LayerAudit
     findings += _changed_answers(layer, answers)
     if takes_part(layer):
         findings += [*_malformed_forward_methods(type(layer)), *_cannot_decode(layer), *_contradictions(layer, answers)]
-    findings += _hidden(layer, answers, {id(other) for other in in_stack} - {id(layer)})
+    findings += _hidden(layer, answers, {id(other) for other in in_stack} - {id(layer)}, set())
     complete = len(answers) == len(QUERIES)
     return LayerAudit(LayerCapabilities.from_answers(layer, answers) if complete else None, tuple(findings))
 
@@ -76,9 +80,20 @@ def audit_stack(layers: Sequence[object]) -> tuple[LayerAudit, ...]:
 
 def takes_part(layer: object) -> bool:
     """Return whether an object answers or runs at all; whatever does neither owes the contract nothing."""
-    return any(not isinstance(_member(layer, query), Absence) for query in QUERIES) or any(
-        forward_method(layer, name) for name in FORWARD_STUBS
-    )
+    return any(_has_member(layer, query) for query in QUERIES) or any(_has(layer, name) for name in FORWARD_STUBS)
+
+
+def _has_member(layer: object, query: QueryName) -> bool:
+    with contextlib.suppress(Exception):  # a descriptor that raises is one all the same
+        return not isinstance(_member(layer, query), Absence)
+    return True
+
+
+def _has(layer: object, name: str) -> bool:
+    """Return whether a layer has a forward method; code of its own that raises instead of forwarding gives none."""
+    with contextlib.suppress(Exception):
+        return forward_method(layer, name) is not None
+    return False
 
 
 def _finding(kind: FindingKind, cls: type, name: str, message: str, error: Exception | None = None) -> Finding:
@@ -90,7 +105,7 @@ def _finding(kind: FindingKind, cls: type, name: str, message: str, error: Excep
 def _misspelt(cls: type, layer: object) -> Iterator[Finding]:
     scopes: list[tuple[set[str], set[str]]] = [(set(vars(base)), set(vars(base))) for base in cls.__mro__[:-1]]
     if layer is not None:
-        own = {name for name, _ in attributes_of(layer)}
+        own = {name for name, _ in attributes_of(layer) if type(name) is str}
         scopes.append((own, own | set(vars(cls))))
     for names, beside in scopes:
         for name in sorted(names):
@@ -124,7 +139,9 @@ def _member(layer: object, query: QueryName) -> object:
 
 
 def _declares(layer: object, query: QueryName) -> bool:
-    return callable(_member(layer, query))
+    with contextlib.suppress(Exception):  # what a descriptor raises is told where the query is asked
+        return callable(_member(layer, query))
+    return False
 
 
 def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
@@ -140,7 +157,7 @@ def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
         except CapabilityAnswerError as error:
             yield _finding(FindingKind.MALFORMED, cls, query, _without_type(error, cls), error)
         except Exception as error:  # noqa: BLE001 - whatever a layer raises is what is to be reported
-            raised = f"raised {type(error).__name__} when asked {query}: {error}"
+            raised = f"raised {type(error).__name__} when asked {query}: {text_of(error)}"
             yield _finding(FindingKind.RAISING, cls, query, raised, error)
         if declared and before is not None:
             after = fingerprint(layer)
@@ -161,7 +178,7 @@ def _changed_answers(layer: object, answers: _Answers) -> Iterator[Finding]:
         try:
             again = str(ask(layer, query)[0])
         except Exception as error:  # noqa: BLE001 - as above
-            again = f"raised {type(error).__name__}: {error}"
+            again = f"raised {type(error).__name__}: {text_of(error)}"
         if again != str(once):
             message = f"answered {query} = {once} and then {again}; it is asked once, when the model is built"
             yield _finding(FindingKind.UNSTABLE, type(layer), query, message)
@@ -170,7 +187,7 @@ def _changed_answers(layer: object, answers: _Answers) -> Iterator[Finding]:
 def _contradictions(layer: object, answers: _Answers) -> Iterator[Finding]:
     for query, obligation in OBLIGATIONS.items():
         answer, source = answers.get(query, (None, Source.DECLARED))
-        lacking = [name for name in obligation.methods if forward_method(layer, name) is None]
+        lacking = [name for name in obligation.methods if not _has(layer, name)]
         if lacking and answer is obligation.answer:
             yield _finding(FindingKind.CONTRADICTION, type(layer), query, _lacks(obligation, lacking, source))
         elif obligation.only_then and not lacking and source is Source.DEFAULT:
@@ -200,29 +217,40 @@ def _listed(methods: Sequence[str]) -> str:
 
 
 def _cannot_decode(layer: object) -> Iterator[Finding]:
-    if forward_method(layer, "decode") is None:
+    if not _has(layer, "decode"):
         yield _finding(
             FindingKind.CONTRADICTION, type(layer), "decode", "has no `decode`; every layer must decode one token"
         )
 
 
-def _hidden(layer: object, answers: _Answers, closed: set[int]) -> Iterator[Finding]:
-    """Yield the answers of parts that do not reach the layer's own, for the layer and for its parts in turn."""
+def _hidden(layer: object, answers: _Answers, closed: set[int], entered: set[int]) -> Iterator[Finding]:
+    """Yield the answers of parts that do not reach the layer's own, for the layer and for its parts in turn.
+
+    Each part is entered once, however many hold it; the parts of a layer that hold one another hide nothing.
+    """
     parts = list(_parts(layer, closed))
+    told = {id(part): _answers(part) for _, part in parts}
     named = _named_parts(layer)
     for query, (answer, source) in answers.items():
         answering = [(path, part) for path, part in parts if _declares(part, query)]
         if source is Source.DECLARED or not answering:
             continue
-        if named is not None:
-            answering = [(path, part) for path, part in answering if id(part) not in named]
-        elif source is Source.DELEGATED and QUERIES[query].of_parts(_told(parts, query)) is answer:
+        composite = named if source is Source.DELEGATED else None  # without a fold, names alone reach nobody
+        if composite is not None:
+            answering = [(path, part) for path, part in answering if id(part) not in composite]
+        elif source is Source.DELEGATED and QUERIES[query].of_parts(_said(query, told.values())) is answer:
             continue
+        way = _TO_ANSWER if composite is None else _TO_NAME
         for path, part in answering:
-            yield _hidden_finding(layer, query, path, part, composite=named is not None)
+            (said,) = _said(query, [told[id(part)]])
+            hidden = f"{path} ({type_name(type(part))}) answers {query} = {said}"
+            yield _finding(FindingKind.HIDDEN, type(layer), query, f"hides that {hidden}; {way}")
+    inner = closed | told.keys() | {id(layer)}
     for path, part in parts:
-        for finding in _hidden(part, _answers(part), closed | {id(layer), id(part)}):
-            yield replace(finding, message=f"holds {path}, which {finding.message}")
+        if id(part) not in entered:
+            entered.add(id(part))
+            for finding in _hidden(part, told[id(part)], inner, entered):
+                yield replace(finding, message=f"holds {path}, which {finding.message}")
 
 
 def _answers(part: object) -> _Answers:
@@ -234,8 +262,8 @@ def _answers(part: object) -> _Answers:
     return answers
 
 
-def _told(parts: Sequence[tuple[str, object]], query: QueryName) -> list[Answer]:
-    return [_answers(part).get(query, (None, None))[0] for _, part in parts]
+def _said(query: QueryName, told: Iterable[_Answers]) -> list[Answer]:
+    return [answers.get(query, (None, None))[0] for answers in told]
 
 
 def _parts(layer: object, closed: set[int]) -> Iterator[tuple[str, object]]:
@@ -258,20 +286,9 @@ def _may_declare(value: object, known: dict[type, bool]) -> bool:
 
 def _named_parts(layer: object) -> set[int] | None:
     """Return the identities of a composite's parts, or None for a layer that is none."""
-    parts = own_member(layer, PARTS, None)
-    if isinstance(parts, Absence):
-        return None
     with contextlib.suppress(Exception):  # a composite that cannot name its parts has said so when it was asked
+        parts = own_member(layer, PARTS, None)
+        if isinstance(parts, Absence):
+            return None
         return {id(part) for part in cast("Callable[[], Iterable[object]]", parts)()}
     return set()
-
-
-def _hidden_finding(layer: object, query: QueryName, path: str, part: object, *, composite: bool) -> Finding:
-    (answer,) = _told([(path, part)], query)
-    way = (
-        "add it to `capability_parts`"
-        if composite
-        else "answer it, or derive from `CompositeLayer` and name the part in `capability_parts`"
-    )
-    message = f"hides that {path} ({type_name(type(part))}) answers {query} = {answer}; {way}"
-    return _finding(FindingKind.HIDDEN, type(layer), query, message)

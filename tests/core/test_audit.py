@@ -781,3 +781,96 @@ def test_nothing_but_answers_is_evaluated_when_a_layer_is_audited_and_planned() 
     assert audit_class(Layer) == ()
     assert RoutePlan([layer, Wrapper(None)]).decode_graph_veto is True
     assert Layer.evaluated == 0
+
+
+class _SilentError(Exception):
+    """Cannot say what happened."""
+
+    @override
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def _raises_silently(_self: object) -> bool:
+    raise _SilentError
+
+
+def test_error_without_a_text_is_a_finding_like_any_other() -> None:
+    """What cannot be shown is said to be so."""
+    layer = type("Layer", (Sound,), {"is_ssm_layer": _raises_silently})()
+    assert _only(layer).message == "raised _SilentError when asked is_ssm_layer: its text cannot be shown"
+
+
+def test_forwarding_that_raises_is_told_for_what_it_was_asked() -> None:
+    """Whatever code of a layer raises in place of AttributeError takes no audit down; its part is passed over."""
+
+    class Forwards(Sound):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyError(name)
+
+    findings = audit_layer(Forwards()).findings
+    assert {(finding.kind, finding.name) for finding in findings} == {(FindingKind.RAISING, name) for name in QUERIES}
+    wrapper: Any = Sound()
+    wrapper.inner = Forwards()
+    assert _found(wrapper) == []
+
+
+@pytest.mark.parametrize("layers", [3, 40])
+def test_layers_that_all_hold_one_another_are_each_entered_once(layers: int) -> None:
+    """The audit of a layer takes time for what it holds, and not for the ways that lead there."""
+
+    class Knows(Sound):
+        entered = 0
+        known: tuple[object, ...] = ()
+
+        def decode_graph_unsupported(self) -> bool:
+            Knows.entered += 1
+            return True
+
+    clique: list[Any] = [Knows() for _ in range(layers)]
+    for layer in clique:
+        layer.known = clique
+    assert _found(clique[0]) == []
+    assert Knows.entered <= 3 * layers
+
+
+def test_parts_that_are_named_but_not_folded_are_hidden() -> None:
+    """A method `capability_parts` without `CompositeLayer` is asked by nobody."""
+
+    class Names(Sound):
+        def __init__(self) -> None:
+            self.inner = _answering("decode_graph_unsupported", True)
+
+        def capability_parts(self) -> tuple[object, ...]:
+            return (self.inner,)
+
+    finding = _only(Names())
+    assert (finding.kind, finding.name) == (FindingKind.HIDDEN, "decode_graph_unsupported")
+    assert "derive from `CompositeLayer`" in finding.message
+
+
+def test_part_that_is_held_in_two_ways_is_hidden_by_both() -> None:
+    """Two wrappers around one layer hide it each."""
+    inner = _answering("decode_graph_unsupported", True)
+
+    class Wraps(Sound):
+        def __init__(self) -> None:
+            self.inner = inner
+
+        def is_ssm_layer(self) -> bool:
+            return False
+
+    class Holds(Sound):
+        def __init__(self) -> None:
+            self.first, self.second = Wraps(), Wraps()
+
+        def is_ssm_layer(self) -> bool:
+            return False
+
+        def decode_graph_unsupported(self) -> bool:
+            return True
+
+    told = [finding.message.partition(";")[0] for finding in audit_layer(Holds()).findings]
+    assert [message.partition(" (")[0] for message in told] == [
+        f"holds self.{name}, which hides that self.inner" for name in ("first", "second")
+    ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 
 from metrale_caps.audit import object_graph
 from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, walk
@@ -60,11 +61,14 @@ def test_every_kind_of_holder_is_entered_level_by_level() -> None:
         "self.items[0]",
         "self.table['key']",
         "self.table[...]",
+        "self.table.keys()",
         "self.bound.__self__",
         "self.later.func",
         "self.later.args",
         "self.later.keywords",
         "self.items[0].deep",
+        "self.table.keys()[0]",
+        "self.table.keys()[1]",
         "self.bound.__self__.far",
         "self.later.args[0]",
         "self.later.keywords['key']",
@@ -100,12 +104,24 @@ def test_object_that_is_closed_on_the_way_is_not_entered() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 def test_walk_stops_at_the_limit(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """However much there is, so many values are met and no more."""
+    """However much there is, so many values that hold others are met and no more."""
     monkeypatch.setattr(object_graph, "LIMIT", limit)
-    assert _paths(Holder(many=list(range(100)))) == [
+    assert _paths(Holder(many=[Holder() for _ in range(100)])) == [
         "self.many",
         *(f"self.many[{index}]" for index in range(limit - 1)),
     ]
+
+
+def test_numbers_do_not_hide_what_stands_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of a tokenizer has more of them than are named, and a layer may stand behind it."""
+    monkeypatch.setattr(object_graph, "LIMIT", 3)
+    assert _paths(Holder(many=[*range(100), "text", Holder(more=1)])) == [
+        "self.many",
+        *(f"self.many[{index}]" for index in range(3)),
+        "self.many[101]",
+    ]
+    monkeypatch.setattr(object_graph, "_LOOKED_AT", 20)
+    assert len(_paths(Holder(many=[*range(100), Holder()]))) == 4
 
 
 def test_slots_count_as_attributes_where_they_are_filled() -> None:
@@ -224,3 +240,55 @@ def test_torch_object_without_a_count_of_writes_is_told_by_its_identity() -> Non
     """A stream or a device counts nothing."""
     holder = Holder(stream=_foreign("torch"))
     assert changed_paths(fingerprint(holder), fingerprint(holder)) == []
+
+
+class HoldsMore(list[object]):
+    """A container with attributes, which cannot be iterated."""
+
+    @override
+    def __iter__(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_container_of_a_subclass_is_a_container_with_attributes() -> None:
+    """Its elements are those of the base, and what its instances keep is met too."""
+    holder = HoldsMore([1])
+    holder.__dict__["inner"] = 2
+    assert list(walk(holder)) == [("self[0]", 1), ("self.inner", 2)]
+
+
+def _three(_: object) -> int:
+    return 3
+
+
+def _raises(*_: object) -> Any:
+    raise RuntimeError("not to be looked at")
+
+
+@pytest.mark.parametrize(
+    ("base", "members"),
+    [
+        (object, {"__dict__": property(_raises)}),
+        (object, {"__dict__": property(_three)}),
+        (object, {"__class__": property(_raises)}),
+        (set, {"__iter__": _raises}),
+        (dict, {"items": _raises, "__iter__": _raises, "__len__": _raises}),
+        (int, {"__repr__": _raises}),
+        (str, {"__repr__": _raises, "__str__": _raises}),
+        (object, {"__module__": None, "__getattribute__": _raises}),
+        (object, {"__module__": "numpy", "nbytes": 1, "tobytes": _raises}),
+        (object, {"__module__": "torch", "_version": property(_raises)}),
+        (object, {"__eq__": _raises, "__hash__": _raises, "__bool__": _raises, "__len__": _raises}),
+    ],
+)
+def test_object_that_refuses_to_be_looked_into_is_passed_over(base: type, members: dict[str, object]) -> None:
+    """What is beside it is met, and a change beside it is seen."""
+    odd = type("Odd", (base,), members)()
+    holder = Holder(odd=odd, inner=Holder(seen=1))
+    holder.__dict__[cast("Any", 3)] = Holder()
+    assert [path for path in _paths(holder) if "odd." not in path] == ["self.odd", "self.inner", "self.inner.seen"]
+    assert _changed(holder) == []
+    assert _changed(holder, inner=None) == ["self.inner", "self.inner.seen"]
+    _paths(Holder(held=[odd]))
+    if base in (int, str):
+        assert len(_paths(Holder(table={odd: 1}))) == 2
