@@ -2,7 +2,7 @@
 """A layer of your own in a running model, and what its answers do to the routes.
 
 The layer wraps the model's third one. It counts the tokens of each sequence in a state that it owns, and it can decode
-only one sequence at a time; it says both, and the engine takes the routes that follow. Run it with
+only one sequence at a time and take no token back; it says so, and the engine takes the routes that follow. Run it with
 
     python examples/own_layer.py
 
@@ -38,6 +38,10 @@ class CountingLayer:
 
     def decode_verify_multi_unsupported(self) -> bool:
         """Likewise for drafts."""
+        return True
+
+    def decode_rollback_unsupported(self) -> bool:
+        """Tokens that were taken back would still be counted."""
         return True
 
     def uses_ssm_pool(self) -> bool:

@@ -7,9 +7,9 @@ import re
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from metrale_caps import QUERIES, LayerCapabilities
+from metrale_caps import QUERIES, LayerCapabilities, audit_layer
 
 if TYPE_CHECKING:
     import pytest
@@ -27,6 +27,14 @@ def test_own_layer_changes_the_routes_and_not_the_answers(capsys: pytest.Capture
     assert sum("layer 2 saw" in line for line in lines) == 2
     assert lines[-2] == "The capital of France is Paris."
     assert lines[-1].startswith("The sea is a vast and mysterious realm")
+
+
+def test_own_layer_passes_the_audit() -> None:
+    """Around a layer that does nothing, so that all findings are its own."""
+    counting: Any = runpy.run_path(str(_EXAMPLES / "own_layer.py"))["CountingLayer"]
+    layer = counting(object())
+    assert audit_layer(layer).findings == ()
+    assert LayerCapabilities.of(layer).decode_rollback_unsupported  # a count knows no way back
 
 
 def test_plugin_layer_answers_as_its_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metrale_caps import QUERIES
+from metrale_caps import QUERIES, audit_layer
 
 _README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 _BLOCKS = re.findall(r"^```python\n(.*?)^```", _README, re.MULTILINE | re.DOTALL)
@@ -20,6 +20,17 @@ def test_examples_run(block: str) -> None:
     """Each Python example runs, with its assertions."""
     names: dict[str, Any] = {}
     exec(compile(block, "README.md", "exec"), names)  # noqa: S102 - the file is ours
+
+
+def test_layers_that_can_run_pass_the_audit() -> None:
+    """What a reader copies whole has no finding; the others show one thing each and cannot decode."""
+    names: dict[str, Any] = {}
+    for block in _BLOCKS:
+        if "class " in block:
+            exec(compile(block, "README.md", "exec"), names)  # noqa: S102 - the file is ours
+    whole = [cls for cls in names.values() if isinstance(cls, type) and "decode" in vars(cls)]
+    assert [cls.__name__ for cls in whole] == ["SparseAttention"]
+    assert [finding for cls in whole for finding in audit_layer(cls()).findings] == []
 
 
 def test_table_of_queries_is_the_table() -> None:
