@@ -86,13 +86,29 @@ def declaration_faults(cls: type, query: QueryName) -> list[str]:
     found = class_member(cls, query, vars(row.protocol)[query])
     if found is MISSING:
         inherits = issubclass(cls, row.protocol)
-        return [f"has no method `{query}`{', only the body-less one of the protocol' if inherits else ''}"]
+        stub = ", only the body-less one of the protocol" if inherits else ""
+        return [f"has no method `{query}`{stub}{_meant(cls, query)}"]
     if isinstance(found, (property, functools.cached_property)):
         return ["is a property; make it a method"]
     function, takes_layer = _unwrapped(found)
     if not callable(function):
         return [f"is {_described(found)}, not a method"]
     return [*_kind_faults(function), *_argument_faults(function, takes_layer), *_return_faults(function, row)]
+
+
+def _meant(cls: type, query: QueryName) -> str:
+    """Return a hint at the class's own method whose name comes nearest, or nothing."""
+    import difflib
+
+    veto = "unsupported"
+    own = [
+        name
+        for base in cls.__mro__[:-1]
+        for name in vars(base)
+        if not name.startswith("_") and name not in QUERIES and (veto in name) is (veto in query)  # not the opposite
+    ]
+    near = difflib.get_close_matches(query, own, n=1, cutoff=0.85)
+    return f"; rename `{near[0]}` if it is meant to be the answer" if near else ""
 
 
 def tie_faults(cls: type, query: QueryName) -> list[str]:
@@ -198,10 +214,15 @@ def _return_annotation(function: object) -> object:
 
 def _annotated_answers(function: object) -> frozenset[bool | None] | None:
     """Return the answers that a function's annotation allows, or None where it allows others or says nothing."""
-    return _answers_of(_return_annotation(function))
+    try:
+        return _answers_of(_return_annotation(function))
+    except Exception:  # noqa: BLE001 - an alias is evaluated when it is looked at, and is code of the author's
+        return frozenset({True, False})
 
 
 def _answers_of(annotation: object) -> frozenset[bool | None] | None:
+    while type(annotation).__name__ == "TypeAliasType":  # of `typing` from 3.12 on, or of `typing_extensions`
+        annotation = cast("Any", annotation).__value__
     if annotation is bool:
         return frozenset({True, False})
     if annotation in (None, NoneType):

@@ -162,7 +162,9 @@ def _of_instance(layer: object, shape: _Shape, name: str, own: object) -> object
 
 def _bound(layer: object, found: object) -> object:
     bind: Any = getattr(type(found), "__get__", None)
-    if bind is None or isinstance(found, property) or hasattr(type(found), "__set_name__"):
+    if bind is None or isinstance(found, property):
+        return found
+    if hasattr(type(found), "__set_name__") and not callable(found):  # a cached property, of whatever library
         return found
     try:
         return bind(found, layer, type(layer))

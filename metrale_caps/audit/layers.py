@@ -11,7 +11,7 @@ from metrale_caps.audit.finding import Finding, FindingKind, text_of
 from metrale_caps.audit.near_misses import intended_name, opposite_query
 from metrale_caps.audit.object_graph import attributes_of, changed_paths, fingerprint, is_closed, walk
 from metrale_caps.audit.source_place import place_of
-from metrale_caps.capabilities import PARTS, LayerCapabilities, Source, ask, type_name
+from metrale_caps.capabilities import FOLDS_PARTS, PARTS, LayerCapabilities, Source, ask, type_name
 from metrale_caps.declaration import OBLIGATIONS, declaration_faults, forward_faults
 from metrale_caps.errors import CapabilityAnswerError
 from metrale_caps.layer import FORWARD_STUBS, forward_method
@@ -58,7 +58,7 @@ def audit_layer(layer: object, *, in_stack: Iterable[object] = ()) -> LayerAudit
         in_stack: the layers of the stack it belongs to, which it may know without hiding them.
     """
     answers: _Answers = {}
-    findings = [*_misspelt(type(layer), layer), *_asked(layer, answers)]
+    findings = [*_misspelt(type(layer), layer), *dict.fromkeys(_asked(layer, answers))]
     findings += _changed_answers(layer, answers)
     if takes_part(layer):
         findings += [*_malformed_forward_methods(type(layer)), *_cannot_decode(layer), *_contradictions(layer, answers)]
@@ -154,17 +154,43 @@ def _asked(layer: object, answers: _Answers) -> Iterator[Finding]:
             before = fingerprint(layer)
         try:
             answers[query] = ask(layer, query)
-        except CapabilityAnswerError as error:
-            yield _finding(FindingKind.MALFORMED, cls, query, _without_type(error, cls), error)
         except Exception as error:  # noqa: BLE001 - whatever a layer raises is what is to be reported
-            raised = f"raised {type(error).__name__} when asked {query}: {text_of(error)}"
-            yield _finding(FindingKind.RAISING, cls, query, raised, error)
+            yield _failed(layer, query, error)
         if declared and before is not None:
             after = fingerprint(layer)
             if changed := changed_paths(before, after):
                 message = f"changed {', '.join(changed)} when asked {query}; answering must have no side effects"
                 yield _finding(FindingKind.SIDE_EFFECT, cls, query, message)
             before = after
+
+
+def _failed(layer: object, query: QueryName, error: Exception) -> Finding:
+    """Return the finding about an answer that was none, at the part of a composite where it came from."""
+    at = _failing_part(layer, query, {id(layer)})
+    cls, of = type(at), "" if at is layer else f"; it is a part of {type_name(type(layer))}"
+    if isinstance(error, CapabilityAnswerError):
+        name = error.query if error.query == PARTS else query
+        return _finding(FindingKind.MALFORMED, cls, name, _without_type(error, cls) + of, error)
+    raised = f"raised {type(error).__name__} when asked {query}: {text_of(error)}"
+    return _finding(FindingKind.RAISING, cls, query, raised + of, error)
+
+
+def _failing_part(layer: object, query: QueryName, known: set[int]) -> object:
+    """Return the innermost part whose own answer fails, or the layer itself."""
+    with contextlib.suppress(Exception):
+        if FOLDS_PARTS not in getattr(_member(layer, query), "__dict__", ()):
+            return layer
+        for part in cast("Callable[[], Iterable[object]]", own_member(layer, PARTS, None))():
+            if part is not None and id(part) not in known and not _answers_query(part, query):
+                return _failing_part(part, query, known | {id(part)})
+    return layer
+
+
+def _answers_query(part: object, query: QueryName) -> bool:
+    with contextlib.suppress(Exception):
+        ask(part, query)
+        return True
+    return False
 
 
 def _without_type(error: CapabilityAnswerError, cls: type) -> str:
@@ -228,9 +254,9 @@ def _hidden(layer: object, answers: _Answers, closed: set[int], entered: set[int
 
     Each part is entered once, however many hold it; the parts of a layer that hold one another hide nothing.
     """
-    parts = list(_parts(layer, closed))
-    told = {id(part): _answers(part) for _, part in parts}
     named = _named_parts(layer)
+    parts = list(_parts(layer, closed, named or set()))
+    told = {id(part): _answers(part) for _, part in parts}
     for query, (answer, source) in answers.items():
         answering = [(path, part) for path, part in parts if _declares(part, query)]
         if source is Source.DECLARED or not answering:
@@ -266,12 +292,15 @@ def _said(query: QueryName, told: Iterable[_Answers]) -> list[Answer]:
     return [answers.get(query, (None, None))[0] for answers in told]
 
 
-def _parts(layer: object, closed: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield the nearest objects inside a layer that declare an answer."""
+def _parts(layer: object, closed: set[int], named: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield the nearest objects inside a layer that declare an answer, or that a composite names."""
     found = {*closed}
     known: dict[type, bool] = {}
     for path, value in walk(layer, found):
-        if not is_closed(value) and _may_declare(value, known) and any(_declares(value, query) for query in QUERIES):
+        if is_closed(value):
+            continue
+        declares = _may_declare(value, known) and any(_declares(value, query) for query in QUERIES)
+        if declares or id(value) in named:
             found.add(id(value))
             yield path, value
 

@@ -219,12 +219,20 @@ def _order(distribution: Distribution, folders: dict[str, int]) -> tuple[int, bo
 
 def _first(same: list[_Place]) -> _Place:
     """Return the place that is imported; the highest version where an upgrade left the old metadata in the folder."""
+    return min(sorted(same, key=lambda place: _as_ordered(place.version), reverse=True), key=lambda place: place.order)
+
+
+def _as_ordered(version: str) -> list[tuple[int, int, str]]:
+    """Return a version as it is compared: what leads to a release before it, what follows it after it."""
     import re
 
-    def version(place: _Place) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"\d+|\D+", place.version)]
-
-    return min(sorted(same, key=version, reverse=True), key=lambda place: place.order)
+    order: list[tuple[int, int, str]] = []
+    for part in re.findall(r"\d+|[a-z]+|\+", version.lower()):
+        if part.isdigit():
+            order.append((1, int(part), ""))
+        else:
+            order.append((-3 if part == "dev" else 0 if part in {"post", "rev", "r", "+"} else -2, 0, part))
+    return [*order, (-1, 0, "")]
 
 
 def _without_conflicts(declarations: list[Declaration]) -> list[Declaration]:

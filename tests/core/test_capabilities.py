@@ -455,3 +455,30 @@ def test_type_error_inside_a_decorated_method_is_the_layer_s_own(asking: Any) ->
     assert not isinstance(caught.value, CapabilityAnswerError)
     assert capability_of(Answers(), "is_ssm_layer") is True
     assert declaration_faults(Answers, "is_ssm_layer") == []
+
+
+class _Bound:
+    """A decorator that is told its name and binds as a function does."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: object, owner: type) -> Any:
+        return functools.partial(self.function, layer)
+
+    def __call__(self, layer: object) -> bool:
+        return self.function(layer)
+
+
+def test_decorator_that_is_told_its_name_is_bound() -> None:
+    """A cached property is told its name too, and is not evaluated; what can be called is a method."""
+
+    class Layer:
+        @_Bound
+        def is_ssm_layer(self) -> bool:
+            return True
+
+    assert capability_of(Layer(), "is_ssm_layer") is True

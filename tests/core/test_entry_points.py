@@ -365,3 +365,25 @@ def test_importing_the_module_loads_no_machinery() -> None:
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False, env=environment, timeout=60
     )
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("1.0rc1", "1.0"),
+        ("1.0.dev3", "1.0a1"),
+        ("1.0a2", "1.0b1"),
+        ("1.0", "1.0.post1"),
+        ("1.0.post1", "1.0.1"),
+        ("1.0rc2", "1.0rc10"),
+        ("1.9", "1.10"),
+        ("1.0", "1.0+local"),
+    ],
+)
+def test_metadata_of_the_newer_version_count(older: str, newer: str, folders: PluginFolders) -> None:
+    """What a broken upgrade left in the folder is not taken for what is imported; a release follows its candidates."""
+    for version in (older, newer):
+        folders.install("sound", registers("layer"), distribution="twice", version=version)
+    plugins = load_plugins()
+    found = [*plugins.plugins, *(failure.origin for failure in plugins.failures)]
+    assert [origin.version for origin in found] == [newer]

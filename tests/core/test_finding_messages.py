@@ -318,3 +318,54 @@ def test_place_is_that_of_the_method_however_it_is_wrapped(wrap: Any) -> None:
 
     (finding,) = audit_layer(type("Layer", (Decodes,), {"is_ssm_layer": wrap(answer)})()).findings
     assert finding.place == Place(__file__, answer.__code__.co_firstlineno)
+
+
+class Composed(CompositeLayer, Decodes):
+    """A composite of whatever it is given."""
+
+    def __init__(self, *parts: object) -> None:
+        self.parts = parts
+
+    @override
+    def capability_parts(self) -> tuple[object, ...]:
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"), [(Malformed, MALFORMED), (Raising, "raised RuntimeError when asked is_ssm_layer: broken")]
+)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_fault_of_a_part_is_found_once_at_the_part(cls: type, message: str, depth: int) -> None:
+    """The place is that of the part's method, however deep it is, and the whole is named beside it."""
+    layer: object = cls()
+    for _ in range(depth):
+        layer = Composed(Decodes(), layer)
+    (finding,) = audit_layer(layer).findings
+    assert (finding.layer_type, finding.name) == (f"{HERE}.{cls.__name__}", "is_ssm_layer")
+    assert finding.message == f"{message}; it is a part of {HERE}.Composed"
+    (alone,) = audit_layer(cls()).findings
+    assert finding.place == alone.place
+
+
+@pytest.mark.parametrize("parts", [(), (None,)])
+def test_composite_without_parts_is_told_so_once(parts: tuple[object, ...]) -> None:
+    """All ten answers fail for one reason."""
+    (finding,) = audit_layer(Composed(*parts)).findings
+    assert (finding.layer_type, finding.name) == (f"{HERE}.Composed", "capability_parts")
+
+
+class Compiled:
+    """Forwards everything, as what a compiler makes of a module does."""
+
+    def __init__(self, original: object) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["original"], name)
+
+
+def test_part_behind_a_named_one_that_forwards_is_not_hidden() -> None:
+    """A compiled part answers for what was compiled; one that hides it is told to be the one that does."""
+    assert audit_layer(Composed(Compiled(Vetoes()))).findings == ()
+    (finding,) = audit_layer(Composed(Wraps(Vetoes()))).findings
+    assert finding.message == f"holds self.parts[0], which {HIDDEN}"

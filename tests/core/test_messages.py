@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Generic, Literal, Optional, TypeVar
 
 import pytest
-from typing_extensions import override
+from typing_extensions import TypeAliasType, override
 
 from metrale_caps import (
     CapabilityAnswerError,
@@ -260,3 +260,27 @@ def test_method_that_a_claim_lacks_or_the_annotation_that_makes_none() -> None:
 
     (said,) = tie_faults(Claims, "decode_verify_multi_unsupported")
     assert said.endswith("; write it, or annotate `-> Literal[True]`")
+
+
+def test_misspelt_method_of_a_class_that_lacks_the_right_one_is_named() -> None:
+    """What the author wrote is looked for; the name of another query or of the opposite is not offered."""
+
+    class Layer:
+        def is_ssm_layre(self) -> bool:
+            return True
+
+        def decode_graph_supported(self) -> bool:
+            return True
+
+    (said,) = declaration_faults(Layer, "is_ssm_layer")
+    assert said == "has no method `is_ssm_layer`; rename `is_ssm_layre` if it is meant to be the answer"
+    assert declaration_faults(Layer, "decode_graph_unsupported") == ["has no method `decode_graph_unsupported`"]
+    assert declaration_faults(Layer, "uses_ssm_pool") == ["has no method `uses_ssm_pool`"]
+
+
+@pytest.mark.parametrize(("value", "faults"), [(bool, 0), (Literal[True], 0), (bool | None, 1), (int, 1)])
+def test_alias_of_an_answer_s_type_is_read(value: Any, faults: int) -> None:
+    """What `type Yes = bool` makes on Python 3.12 is looked through."""
+    alias: Any = TypeAliasType("Yes", value)  # pyright: ignore[reportGeneralTypeIssues]
+    outer: Any = TypeAliasType("Outer", alias)  # pyright: ignore[reportGeneralTypeIssues]
+    assert len(declaration_faults(_class(is_ssm_layer=_annotated(outer)), "is_ssm_layer")) == faults
