@@ -54,7 +54,8 @@ class _Obliged:
     def prefill_phase1(self, _hidden: Any, _context: Any, _buffers: Any) -> None:
         """Do nothing."""
 
-    prefill_gdn_full = prefill_phase1
+    def prefill_gdn_full(self, _context: Any, _buffers: Any) -> None:
+        """Do nothing."""
 
     def alloc_state(self) -> object:
         """Return a state that holds nothing."""

@@ -133,12 +133,16 @@ def test_name_of_the_opposite_is_not_taken_for_a_slip() -> None:
         def decode_graph_supported(self) -> bool:
             return False
 
+    class Inherits(Layer, DecodeGraphUnsupported):
+        pass
+
     class Both(Layer):
         def decode_graph_unsupported(self) -> bool:
             return not self.decode_graph_supported()
 
     told = "has `decode_graph_supported`, which nothing asks for; the query is `decode_graph_unsupported`, whose answer"
     assert _only(Layer()).message == f"{told} is the opposite"
+    assert [finding.message for finding in audit_class(Inherits)] == [f"{told} is the opposite"]
     assert _found(Both()) == []
 
 
@@ -832,6 +836,26 @@ def test_layers_that_all_hold_one_another_are_each_entered_once(layers: int) -> 
         layer.known = clique
     assert _found(clique[0]) == []
     assert Knows.entered <= 3 * layers
+
+
+def test_part_that_many_ways_lead_to_is_entered_once() -> None:
+    """Levels of layers of which each holds all of the next: three to the twelfth ways, and thirty-six layers."""
+
+    class Level(Sound):
+        entered = 0
+
+        def __init__(self, below: list[object]) -> None:
+            self.below = below
+
+        def decode_graph_unsupported(self) -> bool:
+            Level.entered += 1
+            return True
+
+    level: list[object] = []
+    for _ in range(12):
+        level = [Level(level) for _ in range(3)]
+    assert _found(Level(level)) == []
+    assert Level.entered < 36 * 5
 
 
 def test_parts_that_are_named_but_not_folded_are_hidden() -> None:
