@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -176,7 +175,7 @@ def _answer(
                 "token_ids": tokens,
                 "finish_reason": reason,
                 **figures,
-                "counters": asdict(engine.counters),
+                "counters": engine.counters.as_json(),
                 "routes": [use.as_json() for use in routes],
                 "plan": plan,
             }

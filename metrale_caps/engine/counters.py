@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -43,3 +44,7 @@ class Counters:
     graph_evictions: int = 0
     capture_failures: int = 0
     eager_decode_steps: Counter[str] = field(default_factory=Counter[str])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts as plain data."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}

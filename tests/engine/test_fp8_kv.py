@@ -170,10 +170,10 @@ def test_one_layer_that_is_not_frozen_holds_back_every_graph(
 @pytest.mark.parametrize("kernels", ["naive", "triton"])
 def test_freeze_in_the_middle_changes_nothing_cached_beyond_fp8_error(tiny_llama: Any, kernels: str) -> None:
     """What was cached before reads the same at the new scales, to the error of two roundings."""
-    steps = _fp8(tiny_llama, kernels, fp8_calibration_tokens=24)
+    steps = _fp8(tiny_llama, kernels, fp8_calibration_tokens=24, fp8_kv_headroom=1.4)
     steps.start(0, TEXT[:16])
     at = 16
-    before, scales = _codes(steps.runner.pages), 2.0
+    before = _codes(steps.runner.pages)
     while steps.counters.fp8_calibrations_frozen == 0:
         before = _codes(steps.runner.pages)
         steps.decode([0], [TEXT[at]])
@@ -183,7 +183,7 @@ def test_freeze_in_the_middle_changes_nothing_cached_beyond_fp8_error(tiny_llama
     written[: at - 1] = True  # slot 0 has the first blocks
     for was, now in zip(before, _codes(steps.runner.pages), strict=True):
         old, new = (tensor.flatten(0, 1)[written] for tensor in (was, now))
-        assert ((old - new).abs() <= new.abs() * 2**-3 + scales * 2**-9).all()
+        assert ((old - new).abs() <= new.abs() * 2**-3 + new.abs().max() * 2**-16).all()
         assert not torch.equal(old, new)  # they were written again
 
 

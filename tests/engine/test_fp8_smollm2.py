@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
 _PARAGRAPH = (
     "The sea covers most of the Earth. Its water is salty, and its tides follow the moon. Ships have crossed it for "
     "thousands of years, carrying people, grain and ideas from one coast to another. In the deep it is dark and cold, "
-    "yet there are fish that make their own light."
+    "yet there are fish that make their own light. A library is a building where books are kept and lent. Long before "
+    "printing, monks copied books by hand, which could take a year for a single volume. When the press came, books "
+    "became cheap enough for merchants and students, and cities began to open reading rooms. Today most libraries also lend "
+    "films and music, and offer computers to those who have none at home. Many people come simply because it is quiet "
+    "and warm. Children hear stories there on Saturday mornings, and old men read the newspapers by the window."
 )
 _PROMPTS = ["Write one sentence about the sea.", "What is the capital of France?"]
 
 
-def _log_likelihood(engine: Engine, tokens: list[int], **options: Any) -> tuple[float, Steps]:
-    """Mean log-likelihood of tokens, each computed by a decode step after the first few."""
+def _log_likelihood(engine: Engine, tokens: list[int], start: int = 2, **options: Any) -> tuple[float, Steps]:
+    """Mean log-likelihood of the tokens after `start`, each computed by a decode step."""
     steps = Steps(engine._decoder, block_size=32, **options)  # pyright: ignore[reportPrivateUsage]
     assert len(tokens) <= 32 * BLOCKS_EACH
-    steps.start(0, tokens[:2])
-    found = []
-    for token, following in zip(tokens[2:], tokens[3:], strict=False):
+    steps.start(0, tokens[: start - 1])
+    found: list[torch.Tensor] = []
+    for token, following in itertools.pairwise(tokens[start - 1 :]):
         logits, _ = steps.decode([0], [token])
         found.append(logits[0].log_softmax(-1)[following])
     return torch.stack(found).mean().item(), steps
@@ -67,6 +72,9 @@ def test_answers_stay_readable(
     ours = engine.generate(_PROMPTS, max_new_tokens=24, chat=True)
     for mine, other in zip(ours, theirs, strict=True):
         record_property("text", mine.text)
-        scores = [_log_likelihood(plain, [*output.prompt_token_ids, *output.token_ids])[0] for output in (mine, other)]
+        scores = [
+            _log_likelihood(plain, [*output.prompt_token_ids, *output.token_ids], len(output.prompt_token_ids))[0]
+            for output in (mine, other)
+        ]
         assert scores[0] > scores[1] - 0.1
     assert engine.counters.graph_replays > 0

@@ -102,7 +102,7 @@ class DeclinesBatches(Wrapped):
         assert hidden.shape[0] == 1
         return self.inner.decode(hidden, context)
 
-    def decode_multi_seq(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:  # pyright: ignore[reportImplicitOverride]
+    def decode_multi_seq(self, _hidden: Tensor, _context: DecodeContext, /) -> Tensor:  # pyright: ignore[reportImplicitOverride]
         raise AssertionError("a batch reached a layer that declines them")
 
 

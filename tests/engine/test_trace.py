@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_every_step_is_there_once_with_its_rows(tiny_llama: Any) -> None:
     assert len(steps) == counters.decode_steps + counters.prefill_chunks - counters.fused_steps
     assert sum(step["args"]["rows"] for step in steps) == counters.decoded_tokens + counters.prefill_tokens
     assert {step["cat"] for step in steps} == {"decode", "prefill", "fused"}
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         assert before["dur"] > 0
         assert before["ts"] + before["dur"] <= after["ts"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -80,14 +80,14 @@ _HOST: dict[str, Callable[[Tensor], Any]] = {
     "bool": lambda x: bool(x.sum() > 0),
     "branch": lambda x: x if x.sum() > 0 else -x,
     "int": lambda x: int(x[0, 0]),
-    "tolist": lambda x: x.tolist(),
+    "tolist": lambda x: cast("Any", x).tolist(),
     "numpy": lambda x: x.numpy(),
     "cpu": lambda x: x.cpu(),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "write by mask": lambda x: x.__setitem__(x > 0, 0.0),
     "equal": lambda x: torch.equal(x, x),
-    "unique": lambda x: x.unique(),
+    "unique": lambda x: cast("Any", x).unique(),
     "masked_select": lambda x: x.masked_select(x > 0),
     "from the host": lambda x: x + torch.tensor([1.0] * 8),
     "repeat by counts": lambda x: x.repeat_interleave(x[:, 0].long().abs(), dim=0),
