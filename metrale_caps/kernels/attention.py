@@ -181,14 +181,13 @@ def paged_attention_kernel(
         )
         mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision=PRECISION)
 
-    divisor = tl.where(total > 0.0, total, 1.0)
-    mixed = mixed / divisor[:, None]
     if IS_FP8:
         mixed = mixed * value_factor
+    divisor = tl.where(total > 0.0, total, 1.0)
     cell = (global_row * QUERY_HEADS + head) * SPLITS + split
     tl.store(
         output + cell[:, None] * VALUE_DIM + value_channel[None, :],
-        mixed,
+        mixed / divisor[:, None],
         mask=live[:, None] & (value_channel[None, :] < VALUE_DIM),
     )
     if SPLITS > 1:
