@@ -112,7 +112,7 @@ def test_zeros_alone_do_not_freeze() -> None:
     keys, values = _rows(0, 3)
     _write(pages, calibration, keys, torch.zeros_like(values), [0, 1, 2])
     assert not calibration.frozen
-    assert [scale.item() for scale in pages.scales()] == [PROVISIONAL_SCALE] * 2
+    assert pages.scales()[1].item() == PROVISIONAL_SCALE
     assert _read(pages)[1][:3].eq(0).all()
     _write(pages, calibration, *_rows(1, 1), [3])
     assert calibration.frozen
