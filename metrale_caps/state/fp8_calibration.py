@@ -61,8 +61,8 @@ class Fp8Calibration:
             headroom: how much larger than any number observed one may be that still fits.
             on_freeze: told of the freeze, once.
         """
-        self.frozen = False
-        self.tokens = 0
+        self.frozen: bool = False
+        self.tokens: int = 0
         self._pages = pages
         self._store = store
         self._window = window

@@ -22,8 +22,8 @@ _PARAGRAPH = (
     "yet there are fish that make their own light. A library is a building where books are kept and lent. Long before "
     "printing, monks copied books by hand, which could take a year for a single volume. When the press came, books "
     "became cheap enough for merchants and students, and cities began to open reading rooms. Today most libraries also "
-    "lend films and music, and offer computers to those who have none at home. Many people come simply because it is quiet "
-    "and warm. Children hear stories there on Saturday mornings, and old men read the newspapers by the window."
+    "lend films and music, and offer computers to those who have none at home. Many people come simply because it is "
+    "quiet and warm. Children hear stories there on Saturday mornings, and old men read newspapers by the window."
 )
 _PROMPTS = ["Write one sentence about the sea.", "What is the capital of France?"]
 
