@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from metrale_caps.capabilities import capability_of
 from metrale_caps.errors import ConfigurationError
+from metrale_caps.kernels.recording import is_capturing
 from metrale_caps.layer import forward_method
 from metrale_caps.state.fp8_calibration import Fp8Calibration, set_scales
 from metrale_caps.state.paged_kv import allocate_pages
@@ -49,6 +50,7 @@ def make_pages(
                 kv,
                 decoder.operations.store_kv_fp8,
                 window=options.fp8_calibration_tokens,
+                capturing=is_capturing,
                 headroom=options.fp8_kv_headroom,
                 on_freeze=frozen,
             )

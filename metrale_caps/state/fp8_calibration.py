@@ -16,7 +16,6 @@ import math
 from typing import TYPE_CHECKING
 
 from metrale_caps.errors import KvScaleError
-from metrale_caps.kernels.recording import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +48,7 @@ class Fp8Calibration:
         store: StoreKvFp8,
         *,
         window: int,
+        capturing: Callable[[], bool],
         headroom: float = 1.0,
         on_freeze: Callable[[], None] | None = None,
     ) -> None:
@@ -58,6 +58,7 @@ class Fp8Calibration:
             pages: the layer's FP8 pages; their scales are changed in place.
             store: writes rows into pages.
             window: tokens until the freeze.
+            capturing: whether the current step is being captured, so that its rows hold no numbers yet.
             headroom: how much larger than any number observed one may be that still fits.
             on_freeze: told of the freeze, once.
         """
@@ -66,6 +67,7 @@ class Fp8Calibration:
         self._pages = pages
         self._store = store
         self._window = window
+        self._capturing = capturing
         self._headroom = headroom
         self._on_freeze = on_freeze
         self._staged: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -80,7 +82,7 @@ class Fp8Calibration:
 
     def observe(self, keys: torch.Tensor, values: torch.Tensor, cache_slots: torch.Tensor) -> None:
         """Look at rows that are about to be written; see `KvCalibration`."""
-        if self.frozen or is_capturing():
+        if self.frozen or self._capturing():
             return
         live = cache_slots >= 0
         tokens = int(live.sum())

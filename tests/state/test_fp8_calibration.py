@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from metrale_caps.errors import KvScaleError
 from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.operations import operations
+from metrale_caps.kernels.recording import is_capturing
 from metrale_caps.layer import PagedKv, PagedKvSpec
 from metrale_caps.state.fp8_calibration import LARGEST, PROVISIONAL_SCALE, Fp8Calibration, set_scales
 from metrale_caps.state.paged_kv import FP8, PageLayout, allocate_pages
@@ -67,7 +68,7 @@ def test_every_cell_belongs_to_the_scales_that_hold(batches: list[tuple[list[int
     """Through any writes, cells written again, padding among them: before the freeze, at it and after it."""
     pages = _make_pages()
     places = [tensor.data_ptr() for tensor in pages.scales()]
-    calibration = Fp8Calibration(pages, _STORE, window=window)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=window)
     written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     tokens, peak = 0, 0.0
     for seed, (cells, size) in enumerate(batches):
@@ -95,7 +96,7 @@ def test_every_cell_belongs_to_the_scales_that_hold(batches: list[tuple[list[int
 def test_rows_of_nobody_count_for_nothing() -> None:
     """A dummy pass neither fills the window nor shows in the scales, however long it is."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=4)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=4)
     keys, values = _rows(0, 8, size=1000.0)
     _write(pages, calibration, keys, values, [-1] * 8)
     assert (calibration.tokens, calibration.frozen, calibration.staged_bytes) == (0, False, 0)
@@ -108,7 +109,7 @@ def test_rows_of_nobody_count_for_nothing() -> None:
 def test_zeros_alone_do_not_freeze() -> None:
     """Their scale stays finite and above 0, they are read as zeros, and the first other number settles it."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=2)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=2)
     keys, values = _rows(0, 3)
     _write(pages, calibration, keys, torch.zeros_like(values), [0, 1, 2])
     assert not calibration.frozen
@@ -123,7 +124,7 @@ def test_zeros_alone_do_not_freeze() -> None:
 def test_values_that_are_always_zero_freeze_in_the_end() -> None:
     """Or a layer that has none would hold back the graphs of all for ever."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=2)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=2)
     for step in range(8):
         assert not calibration.frozen
         keys, values = _rows(step, 1)
@@ -135,7 +136,7 @@ def test_values_that_are_always_zero_freeze_in_the_end() -> None:
 def test_numbers_that_are_not_finite_do_not_show_in_a_scale() -> None:
     """One overflow would make the scale infinite, and all that is read NaN."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=2)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=2)
     keys, values = _rows(0, 2)
     keys[0, 0, 0], keys[1, 0, 1], values[0, 1, 1] = torch.inf, torch.nan, -torch.inf
     _write(pages, calibration, keys, values, [0, 1])
@@ -147,7 +148,7 @@ def test_numbers_that_are_not_finite_do_not_show_in_a_scale() -> None:
 def test_headroom_leaves_room_for_larger_numbers() -> None:
     """What is twice as large as anything observed still fits at a headroom of 2."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=4, headroom=2.0)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=4, headroom=2.0)
     keys, values = _rows(0, 4)
     _write(pages, calibration, keys, values, [0, 1, 2, 3])
     _write(pages, calibration, keys * 2, values * 2, [4, 5, 6, 7])
@@ -157,7 +158,7 @@ def test_headroom_leaves_room_for_larger_numbers() -> None:
 def test_captured_step_observes_nothing() -> None:
     """What a capture hands over holds no numbers yet."""
     pages = _make_pages()
-    calibration = Fp8Calibration(pages, _STORE, window=1)
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=1)
     keys, values = _rows(0, 1)
 
     def body() -> torch.Tensor:
