@@ -97,6 +97,7 @@ class DecodeSteps:
         # compiled kernels and workspaces of libraries cannot be made inside a capture
         self._warms_up = decoder.device.type == "cuda"
         self._warm: set[int] = set()
+        self._no_room: dict[tuple[int, type[Exception]], EngineReason] = {}
         self.graphs: DecodeGraphs[_Captured] = DecodeGraphs(options.max_decode_graphs, options.max_slots)
         self.gate: GraphGate = GraphGate(stack.plan, most_rows=LADDER[-1])
         if not options.decode_graphs:
@@ -150,13 +151,11 @@ class DecodeSteps:
         key = GraphKey(
             "decode", tuple(one.slot or 0 for one in sequences) + (self._options.max_slots,) * (width - len(sequences))
         )
-        reasons = self.gate.objections(width) or self._without_room(sequences)
-        captured = self.graphs.get(key)
+        reasons = (*self.gate.objections(width), *self._without_room(sequences), *self._not_yet(key, width))
+        captured, mode = self.graphs.get(key), _REPLAYED
         if not reasons and captured is None:
-            reasons = self._not_yet(key, width) or self._capture(key, step)
-            mode, captured = _CAPTURED, self.graphs.get(key)
-        else:
-            mode = _REPLAYED
+            reasons = self._capture(key, step)
+            captured, mode = self.graphs.get(key), _CAPTURED
         if reasons or captured is None:
             return self._eager(step, batch, reasons)
         if mode == _REPLAYED:
@@ -181,7 +180,9 @@ class DecodeSteps:
                 try:
                     check(sequence.layer_states.get(index), sequence.cursor, 1)
                 except Exception as error:  # noqa: BLE001 - what has no room is the layer's to say, in its own way
-                    reasons.append(EngineReason(f"layer {index} has no room for a replay: {describe_cause(error)}"))
+                    # one reason for all steps, whatever numbers its later errors name
+                    text = f"layer {index} has no room for a replay, since {describe_cause(error)}"
+                    reasons.append(self._no_room.setdefault((index, type(error)), EngineReason(text)))
                     break
         return tuple(reasons)
 

@@ -351,10 +351,28 @@ def test_host_bookkeeping_follows_replays_and_a_full_layer_stops_them(tiny_llama
         full = any(steps.sequences[slot].cursor > KeepsCount.room for slot in slots)
         assert ("eager" in routes[0].route) == full
         if full:
-            assert f"layer {position} has no room for a replay" in str(routes[0])
+            (reason,) = routes[0].reasons
+            assert (
+                str(reason) == f"layer {position} has no room for a replay, since ValueError: 13 tokens in room for 12"
+            )
         for sequence in steps.sequences.values():
             assert sequence.layer_states[position] == {"length": sequence.cursor}
     assert steps.counters.graph_replays > 0
+    assert len(steps.counters.eager_decode_steps) == 1
+
+
+def test_everything_that_stands_in_the_way_is_said_at_once(tiny_llama: Any) -> None:
+    """A suppression, a capture that failed and a layer without room: each is a reason of the same step."""
+    decoder, _ = with_layer(make_decoder(tiny_llama), 0, SyncsOnHost)
+    steps = Steps(with_layer(decoder, 1, KeepsCount)[0])
+    steps.start(0, TEXT[:11])
+    steps.decode([0], [5])
+    steps.runner.decode_steps.gate.suppressions.add("mine", "I look at something")
+    _, (route,) = steps.decode([0], [6])
+    said = [str(reason) for reason in route.reasons]
+    assert said[0] == "I look at something"
+    assert said[1].startswith("layer 1 has no room for a replay")
+    assert said[2].startswith("its capture failed")
 
 
 def test_least_recently_used_graph_gives_way(tiny_llama: Any) -> None:
