@@ -25,7 +25,7 @@ class Counters:
         fp8_calibrations_frozen: layers whose FP8 scales were found.
         graph_captures: decode steps captured in a graph.
         graph_replays: decode steps that ran from a graph captured before.
-        graphs_dropped: graphs dropped because their slot changed hands.
+        graphs_dropped: graphs dropped because their slot changed hands, or by `Engine.drop_graphs`.
         graph_evictions: graphs that gave way to newer ones.
         capture_failures: captures that failed; their steps ran eagerly.
         eager_decode_steps: decode steps that ran without a graph, by reason; a step counts under each of its reasons.

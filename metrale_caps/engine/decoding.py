@@ -2,8 +2,8 @@
 """Decode steps: inputs into fixed buffers, then a replay, a capture, or the layers' own code.
 
 A step that may have a graph and has none is captured, which runs nothing, and then replayed like any later one. A
-capture that fails has changed nothing but host bookkeeping; that is brought back, and the step runs eagerly. So each
-step happens exactly once, whichever way it goes.
+capture that fails has changed nothing but what layers and states hold on the host; that is put back, and the step runs
+eagerly. So each step happens exactly once, whichever way it goes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from metrale_caps.errors import CaptureError
 from metrale_caps.kernels.graphs import StepGraph, capture
 from metrale_caps.layer import forward_method
 from metrale_caps.plugins.loading import describe_cause
@@ -22,6 +23,7 @@ from metrale_caps.routing.taken import RouteTaken
 from metrale_caps.state.buffer_guard import BufferGuard, Owner
 from metrale_caps.state.decode_buffers import DecodeBuffers
 from metrale_caps.state.decode_graphs import DecodeGraphs, GraphKey
+from metrale_caps.state.host_state import HostState
 from metrale_caps.state.row_ladder import LADDER, padded_rows
 
 if TYPE_CHECKING:
@@ -197,11 +199,13 @@ class DecodeSteps:
 
     def _capture(self, key: GraphKey, step: DecodeInputs) -> tuple[Reason, ...]:
         """Capture a step and keep its graph; return why it failed, with everything as before."""
+        held = HostState([*self._stack.plan.layers, *(list(own.values()) for own in step.states)])
         try:
             graph = capture(lambda: self._body(step), self._decoder.device)
+            _refuse_replaced(held)
             captured = _Captured(graph, BufferGuard(graph.baked, self._owners(step)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the step runs eagerly, and fails there if it must
-            self._sync(step.sequences, 0)
+            held.restore()
             self.graphs.refuse(key, describe_cause(error))
             self._counters.capture_failures += 1
             return self._not_yet(key, step.buffers.width)
@@ -270,10 +274,18 @@ class DecodeSteps:
             for index, layer in enumerate(plan.layers)
         ]
         rest = [
-            Owner(name="the engine's step inputs", root=step.buffers, advice=fixed),
+            Owner(name="the engine's step inputs", root=step.buffers, advice=fixed, sole=True),
             Owner(name="the model", root=self._decoder, advice=fixed),
         ]
         return [*states, *pages, *layers, *rest]
+
+
+def _refuse_replaced(held: HostState) -> None:
+    """Refuse a step that puts tensors in the place of others: a replay would not, and read the old ones for ever."""
+    replaced = held.replaced_tensor()
+    if replaced is not None:
+        what = f"another tensor is put in the place of `{replaced}`; write to it instead, as with `copy_`"
+        raise CaptureError(what, None)
 
 
 def _replayed_layers(stack: Stack) -> tuple[tuple[int, Callable[..., Any], Callable[..., Any]], ...]:

@@ -19,6 +19,7 @@ from metrale_caps.engine.runner import Runner
 from metrale_caps.engine.sampling import GREEDY, Sampler, Sampling
 from metrale_caps.engine.scheduler import Scheduler
 from metrale_caps.engine.text import TextStream, encode_prompt
+from metrale_caps.engine.trace import SequenceStep
 from metrale_caps.errors import CapacityError, ConfigurationError, PromptTooLongError, RequestError, StalledError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.checkpoint import find_checkpoint
@@ -325,10 +326,10 @@ class Engine:
         """Run the decode rows of a step, if there are any; return their sequences."""
         if not sequences:
             return []
-        began = time.perf_counter_ns()
+        began, parts = time.perf_counter_ns(), _rows_of(sequences)
         logits, routes = self._runner.decode(sequences)
         advanced = self._commit_decode(sequences, logits, routes, sampler)
-        self._trace(began, routes, sequences, len(sequences))
+        self._trace(began, routes, parts)
         return advanced
 
     def _commit_decode(
@@ -344,27 +345,27 @@ class Engine:
     def _fused(self, step: Step, sampler: Sampler, progress: Progress) -> list[Sequence]:
         """Run the decode rows with the first chunk in one pass, and the other chunks after it."""
         first, *others = step.prefill
-        began, computed = time.perf_counter_ns(), first.end - first.sequence.cursor
+        began, parts = time.perf_counter_ns(), (*_rows_of(step.decode), _chunk_of(first))
         rows, chunk, route = self._runner.fused(step.decode, first)
         self.counters.fused_steps += 1
         advanced = self._commit_decode(step.decode, rows, (route,) * len(step.decode), sampler)
         advanced += self._commit_chunk(first, chunk, route, sampler, progress)
-        self._trace(began, (route,), (*step.decode, first.sequence), len(step.decode) + computed)
+        self._trace(began, (route,), parts)
         for other in others:
             advanced += self._prefill(other, sampler, progress, split=False)
         return advanced
 
     def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress, *, split: bool) -> list[Sequence]:
         """Run one chunk; return its sequence if that completed its tokens and so gave a new one."""
-        began, computed = time.perf_counter_ns(), chunk.end - chunk.sequence.cursor
+        began, part = time.perf_counter_ns(), _chunk_of(chunk)
         logits, route = self._runner.prefill(chunk, split=split)
         advanced = self._commit_chunk(chunk, logits, route, sampler, progress)
-        self._trace(began, (route,), (chunk.sequence,), computed)
+        self._trace(began, (route,), (part,))
         return advanced
 
-    def _trace(self, began: int, routes: Rows[RouteTaken], sequences: Rows[Sequence], rows: int) -> None:
+    def _trace(self, began: int, routes: Rows[RouteTaken], parts: Rows[SequenceStep]) -> None:
         if self.trace is not None:
-            self.trace.step(routes, sequences, rows, began=began, counters=self.counters)
+            self.trace.step(routes, parts, began=began, counters=self.counters)
 
     def _commit_chunk(
         self, chunk: Chunk, logits: torch.Tensor | None, route: RouteTaken, sampler: Sampler, progress: Progress
@@ -397,6 +398,15 @@ class Engine:
             finish_reason=sequence.finish_reason or "length",
             routes=self.routes_of(sequence.index),
         )
+
+
+def _rows_of(sequences: Rows[Sequence]) -> tuple[SequenceStep, ...]:
+    return tuple(SequenceStep(one.index, one.slot, one.cursor, 1) for one in sequences)
+
+
+def _chunk_of(chunk: Chunk) -> SequenceStep:
+    one = chunk.sequence
+    return SequenceStep(one.index, one.slot, one.cursor, chunk.end - one.cursor)
 
 
 def _options(options: dict[str, Any]) -> EngineOptions:

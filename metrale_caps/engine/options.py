@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from metrale_caps.errors import ConfigurationError
 from metrale_caps.state.paged_kv import PageLayout, bytes_per_token, page_layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from metrale_caps.models.decoder import Decoder
 
 KernelChoice: TypeAlias = Literal["triton", "naive"]
@@ -22,6 +20,8 @@ _GIB = 1 << 30
 _SIZES = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks")
 _WHOLE_NUMBERS = (*_SIZES, "fp8_calibration_tokens", "seed")
 _DEFAULT_POOL_BYTES = _GIB
+_MOST_CALIBRATION_TOKENS = 4096
+_MOST_HEADROOM = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +78,22 @@ class EngineOptions:
     def _check_fp8(self) -> None:
         if self.kv_dtype not in ("auto", "fp8"):
             raise ConfigurationError(f"kv_dtype is {self.kv_dtype!r}; it must be 'auto' or 'fp8'")
-        if self.fp8_calibration_tokens < 0:
-            tokens = self.fp8_calibration_tokens
-            raise ConfigurationError(f"fp8_calibration_tokens is {tokens}; it must be 0 for none, or more")
-        if not 1.0 <= self.fp8_kv_headroom < math.inf:
-            raise ConfigurationError(f"fp8_kv_headroom is {self.fp8_kv_headroom}; it must be at least 1")
+        if not 0 <= self.fp8_calibration_tokens <= _MOST_CALIBRATION_TOKENS:
+            raise ConfigurationError(
+                f"fp8_calibration_tokens is {self.fp8_calibration_tokens}; it must be 0 for none, and at most "
+                f"{_MOST_CALIBRATION_TOKENS}, since that many tokens of every layer are kept unquantised until then"
+            )
+        headroom = cast("object", self.fp8_kv_headroom)
+        if not isinstance(headroom, (int, float)) or isinstance(headroom, bool):
+            raise ConfigurationError(
+                f"fp8_kv_headroom is {headroom!r} ({type(headroom).__name__}); it must be a number"
+            )
+        if not 1.0 <= self.fp8_kv_headroom <= _MOST_HEADROOM:
+            headroom = self.fp8_kv_headroom
+            raise ConfigurationError(f"fp8_kv_headroom is {headroom}; it must be from 1 to {_MOST_HEADROOM}")
         if self.fp8_kv_scales and self.kv_dtype != "fp8":
             raise ConfigurationError("fp8_kv_scales is given, but kv_dtype is not 'fp8'")
+        _check_scales(self.fp8_kv_scales)
 
     def page_layouts(self, decoder: Decoder) -> tuple[PageLayout | None, ...]:
         """Return the layout of each layer's pages.
@@ -106,3 +115,17 @@ class EngineOptions:
         if not block_bytes:
             return wanted
         return max(1, min(wanted, _DEFAULT_POOL_BYTES // block_bytes))
+
+
+def _check_scales(scales: object) -> None:
+    """Refuse what is no mapping of a layer's index to two numbers."""
+    if scales is None:
+        return
+    if not isinstance(scales, Mapping):
+        raise ConfigurationError(f"fp8_kv_scales is {type(scales).__name__}; it must be a mapping by layer index")
+    for index, pair in cast("Mapping[object, object]", scales).items():
+        numbers = cast("tuple[object, ...]", pair) if isinstance(pair, tuple) else ()
+        if len(numbers) != len(("key", "value")) or any(type(one) not in {int, float} for one in numbers):
+            raise ConfigurationError(
+                f"fp8_kv_scales has {pair!r} for layer {index!r}; it must be two numbers, the scales of keys and values"
+            )

@@ -9,7 +9,7 @@ from metrale_caps.capabilities import capability_of
 from metrale_caps.errors import ConfigurationError
 from metrale_caps.kernels.recording import is_capturing
 from metrale_caps.layer import forward_method
-from metrale_caps.state.fp8_calibration import Fp8Calibration, set_scales
+from metrale_caps.state.fp8_calibration import Fp8Calibration, check_scales
 from metrale_caps.state.paged_kv import allocate_pages
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ def make_pages(
     pages = allocate_pages(layouts, num_blocks, options.block_size, device=decoder.device)
     quantised = {index: kv for index, kv in enumerate(pages) if kv is not None and kv.key_scale is not None}
     given = options.fp8_kv_scales or {}
-    for index in given:
+    for index, scales in given.items():  # all of them before the first layer is told of its pages
         if index not in quantised:
             raise ConfigurationError(f"fp8_kv_scales has an entry for layer {index}, which has no FP8 pages")
+        check_scales(scales, layer_index=index, layer_type=type(decoder.layers[index]).__qualname__)
 
     def frozen() -> None:
         counters.fp8_calibrations_frozen += 1
@@ -44,7 +45,8 @@ def make_pages(
         layer: Any = decoder.layers[index]
         calibration = None
         if index in given:
-            set_scales(kv, given[index], layer_index=index, layer_type=type(layer).__qualname__)
+            for tensor, scale in zip(kv.scales(), given[index], strict=True):
+                tensor.fill_(scale)
         elif options.fp8_calibration_tokens:
             calibration = Fp8Calibration(
                 kv,

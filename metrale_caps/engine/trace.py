@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
 
     from metrale_caps.engine.counters import Counters
     from metrale_caps.routing.taken import RouteTaken
-    from metrale_caps.state.sequence import Sequence
 
 _LANES = {"decode": 1, "prefill": 2, "fused": 3}
 _INSTANTS = {
@@ -29,12 +28,33 @@ _INSTANTS = {
 """Counters whose moves are marked, and how the mark is called."""
 
 
+class SequenceStep(NamedTuple):
+    """A sequence's part in a step.
+
+    Attributes:
+        request: the sequence's position among the requests.
+        slot: its slot.
+        length: its tokens before the step.
+        rows: its hidden rows in the step.
+    """
+
+    request: int
+    slot: int | None
+    length: int
+    rows: int
+
+
 class StepTrace:
     """Collects the steps of one engine; set it as `engine.trace`."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters | None = None) -> None:
+        """Start a trace.
+
+        Args:
+            counters: those of an engine that has run before, so that what it did then is not marked.
+        """
         self._began = time.perf_counter_ns()
-        self._counted: dict[str, int] = {}
+        self._counted: dict[str, int] = {name: getattr(counters, name, 0) for name in _INSTANTS}
         self._events: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "metrale_caps engine"}},
             *(
@@ -48,15 +68,12 @@ class StepTrace:
         """The events so far, as they are saved."""
         return tuple(self._events)
 
-    def step(
-        self, routes: Rows[RouteTaken], sequences: Rows[Sequence], rows: int, *, began: int, counters: Counters
-    ) -> None:
+    def step(self, routes: Rows[RouteTaken], sequences: Rows[SequenceStep], *, began: int, counters: Counters) -> None:
         """Add a step that has just committed.
 
         Args:
             routes: routes taken, one for each sequence or one for all.
             sequences: the sequences that took part.
-            rows: hidden rows computed.
             began: `time.perf_counter_ns()` at its start.
             counters: the engine's; what moved since the last step is marked.
         """
@@ -73,10 +90,10 @@ class StepTrace:
                 "ts": self._microseconds(began),
                 "dur": (now - began) / 1000,
                 "args": {
-                    "rows": rows,
-                    "requests": [sequence.index for sequence in sequences],
-                    "slots": [sequence.slot for sequence in sequences],
-                    "lengths": [sequence.cursor for sequence in sequences],
+                    "rows": sum(one.rows for one in sequences),
+                    "requests": [one.request for one in sequences],
+                    "slots": [one.slot for one in sequences],
+                    "lengths": [one.length for one in sequences],
                     "reasons": list(dict.fromkeys(str(reason) for route in taken for reason in route.reasons)),
                 },
             }
@@ -86,7 +103,7 @@ class StepTrace:
     def _mark(self, counters: Counters, lane: int, now: int) -> None:
         for name, mark in _INSTANTS.items():
             count: int = getattr(counters, name)
-            moved = count - self._counted.get(name, 0)
+            moved = count - self._counted[name]
             if moved:
                 self._counted[name] = count
                 event = {"ph": "i", "s": "p", "pid": 1, "tid": lane, "name": mark, "ts": self._microseconds(now)}

@@ -8,27 +8,22 @@ means that the owner has replaced the buffer, and that the graph would read and 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
 from metrale_caps.errors import CaptureError, StaleGraphError
+from metrale_caps.state.object_ways import Step, in_words, objects_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from metrale_caps.kernels.graphs import BakedBuffer
 
-Step: TypeAlias = "tuple[str, Hashable]"
-"""One step of a way: "attribute" with its name, or "item" with its key or index."""
-
-_MOST_OBJECTS = 100_000
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType)
+_HANDLES = (int, str, bytes, tuple)
+"""Types of a state that is a handle: it says which of the layer's buffers is the sequence's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +36,7 @@ class Owner:
         layer: index of the layer it belongs to, or None for a part of the engine.
         state_of: for a layer's own state: the row of the step whose sequence has it.
         advice: what to do if a buffer of it has moved.
+        sole: whether what others hold of its buffers does not matter, such as a context that a layer has kept.
     """
 
     name: str
@@ -48,46 +44,57 @@ class Owner:
     advice: str
     layer: int | None = None
     state_of: int | None = None
+    sole: bool = False
+
+
+Layout: TypeAlias = "tuple[int, torch.Size, tuple[int, ...], torch.dtype]"
+"""What a graph baked of a tensor: address, shape, strides and type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """The buffers of one owner: for each the way as a function, the address at its end, and the way in words."""
+    """The buffers of one owner: for each the way as a function, what stood at its end, and the way in words."""
 
     owner: Owner
-    buffers: tuple[tuple[Callable[[Any], Any], int, str], ...]
+    buffers: tuple[tuple[Callable[[Any], Any], Layout, str], ...]
 
 
 class BufferGuard:
     """The baked buffers of one graph with their owners."""
 
     def __init__(self, baked: Iterable[BakedBuffer], owners: Sequence[Owner]) -> None:
-        """Find the owner of each buffer.
+        """Find the owners of each buffer.
+
+        Every tensor over a baked storage is watched wherever an owner holds it, but for storages of a sole owner.
 
         Args:
             baked: the graph's buffers.
-            owners: who may own them; the first that has a buffer, of those of its own layer before the others, is it.
+            owners: who may own them.
 
         Raises:
             CaptureError: nobody owns a buffer, so that nothing would tell when it is replaced.
         """
         places = _places(owners)
-        watched: dict[int, list[tuple[Callable[[Any], Any], int, str]]] = {}
+        watched: dict[int, list[tuple[Callable[[Any], Any], Layout, str]]] = {}
         for buffer in baked:
-            candidates = places.get(buffer.storage)
-            if candidates is None:
+            held = places.get(buffer.storage)
+            if held is None:
                 raise CaptureError(_unowned(buffer), buffer.layer)
-            index, way, tensor = min(candidates, key=lambda one: (owners[one[0]].layer != buffer.layer, one[0]))
-            watched.setdefault(index, []).append((_getter(way), tensor.data_ptr(), in_words(way)))
-        self._watched = tuple(_Watched(owners[index], tuple(buffers)) for index, buffers in watched.items())
+            sole = {index for index, _, _ in held if owners[index].sole}
+            for index, way, tensor in held:
+                if not sole or index in sole:
+                    watched.setdefault(index, []).append((_getter(way), _layout(tensor), in_words(way)))
+        self._watched = tuple(_Watched(owners[index], tuple(watched[index])) for index in sorted(watched))
+        handles = [owner for owner in owners if owner.state_of is not None and isinstance(owner.root, _HANDLES)]
+        self._handles = tuple(handles)
 
     @property
     def size(self) -> int:
-        """Number of buffers that are looked at before a replay."""
+        """Number of tensors that are looked at before a replay."""
         return sum(len(watched.buffers) for watched in self._watched)
 
     def check(self, states: Sequence[Mapping[int, object]]) -> None:
-        """Look at every buffer.
+        """Look at every tensor.
 
         Args:
             states: for each row of the step, its sequence's states by layer index.
@@ -96,15 +103,25 @@ class BufferGuard:
             StaleGraphError: a buffer has moved; the first is named with its owner.
         """
         for watched in self._watched:
-            owner = watched.owner
-            root = owner.root if owner.state_of is None else states[owner.state_of].get(cast("int", owner.layer))
-            for get, address, way in watched.buffers:
+            owner, root = watched.owner, _root(watched.owner, states)
+            for get, layout, way in watched.buffers:
                 try:
-                    current = get(root).data_ptr()
+                    current = _layout(get(root))
                 except (AttributeError, LookupError, TypeError):
                     current = None
-                if current != address:
+                if current != layout:
                     raise StaleGraphError(owner.name, way or "its tensor", owner.advice)
+        for owner in self._handles:
+            if _root(owner, states) != owner.root:
+                raise StaleGraphError(owner.name, "the handle that it is", owner.advice)
+
+
+def _root(owner: Owner, states: Sequence[Mapping[int, object]]) -> object:
+    return owner.root if owner.state_of is None else states[owner.state_of].get(cast("int", owner.layer))
+
+
+def _layout(tensor: Any) -> Layout:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _unowned(buffer: BakedBuffer) -> str:
@@ -141,49 +158,11 @@ def _getter(way: tuple[Step, ...]) -> Callable[[Any], Any]:
     return follow
 
 
-def in_words(way: tuple[Step, ...]) -> str:
-    """Return a way as it would be written in code."""
-    return "".join(f".{key}" if kind == "attribute" else f"[{key!r}]" for kind, key in way).removeprefix(".")
-
-
 def _places(owners: Sequence[Owner]) -> dict[int, list[tuple[int, tuple[Step, ...], torch.Tensor]]]:
-    """Return who holds a tensor over which storage: the owner's index, the shortest way, and the tensor."""
+    """Return who holds tensors over which storage: the owner's index, the way, and the tensor."""
     places: dict[int, list[tuple[int, tuple[Step, ...], torch.Tensor]]] = {}
     for index, owner in enumerate(owners):
-        found: set[int] = set()
-        for way, tensor in _tensors(owner.root):
-            storage = tensor.untyped_storage().data_ptr()
-            if storage not in found:
-                found.add(storage)
-                places.setdefault(storage, []).append((index, way, tensor))
+        for item, way in objects_below(owner.root):
+            if isinstance(item, torch.Tensor):
+                places.setdefault(item.untyped_storage().data_ptr(), []).append((index, way, item))
     return places
-
-
-def _tensors(root: object) -> Iterator[tuple[tuple[Step, ...], torch.Tensor]]:
-    """Yield each tensor below an object with the way to it, those nearest to it first."""
-    waiting: deque[tuple[object, tuple[Step, ...]]] = deque([(root, ())])
-    seen: set[int] = set()
-    while waiting and len(seen) < _MOST_OBJECTS:
-        item, way = waiting.popleft()
-        if isinstance(item, torch.Tensor):
-            yield way, item
-        elif id(item) not in seen and not isinstance(item, _LEAVES):
-            seen.add(id(item))
-            waiting.extend((value, (*way, step)) for step, value in _parts(item))
-
-
-def _parts(item: object) -> Iterator[tuple[Step, object]]:
-    """Yield what an object holds, each part with the step to it."""
-    if isinstance(item, Mapping):
-        entries = cast("Mapping[Hashable, object]", item)
-        yield from ((("item", key), value) for key, value in tuple(entries.items()))
-    elif isinstance(item, (list, tuple, deque)):
-        yield from ((("item", index), value) for index, value in enumerate(tuple(cast("Iterable[object]", item))))
-    holder = cast("Any", item)
-    attributes: dict[str, object] = getattr(holder, "__dict__", {})
-    yield from ((("attribute", name), value) for name, value in tuple(attributes.items()))
-    for kind in type(holder).__mro__:
-        slots: Any = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if not name.startswith("__") and hasattr(holder, name):
-                yield ("attribute", name), getattr(holder, name)

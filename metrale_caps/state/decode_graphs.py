@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
 _Graph = TypeVar("_Graph")
+_MOST_REFUSALS = 10_000
 
 
 class GraphKey(NamedTuple):
@@ -47,7 +48,7 @@ class DecodeGraphs(Generic[_Graph]):
         capacity: graphs kept at most.
         max_slots: claimable slots; the dummy slot and all after it belong to no sequence.
         evictions: graphs that had to give way to another.
-        dropped: graphs dropped because a slot changed hands.
+        dropped: graphs dropped because a slot changed hands, or all were.
     """
 
     def __init__(self, capacity: int, max_slots: int) -> None:
@@ -97,9 +98,9 @@ class DecodeGraphs(Generic[_Graph]):
             kept.pins -= 1
 
     def refuse(self, key: GraphKey, reason: str) -> None:
-        """Note why a key's capture failed, so that it is not tried again; as many as graphs are remembered."""
+        """Note why a key's capture failed, so that it is not tried again; the oldest of very many are forgotten."""
         self._refused[key] = reason
-        while len(self._refused) > self.capacity:
+        while len(self._refused) > _MOST_REFUSALS:
             self._refused.popitem(last=False)
 
     def refusal(self, key: GraphKey) -> str | None:

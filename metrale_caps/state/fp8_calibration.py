@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from metrale_caps.errors import KvScaleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from metrale_caps.kernels.operations import StoreKvFp8
     from metrale_caps.layer import PagedKv
@@ -30,6 +30,7 @@ LARGEST = 448.0
 PROVISIONAL_SCALE = 2.0
 """Scale until there is another number than 0."""
 _SMALLEST_SCALE = 1e-12
+_LARGEST_SCALE = 1e36
 _PATIENCE = 4  # windows
 
 
@@ -73,7 +74,7 @@ class Fp8Calibration:
         self._staged: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._peaks = [0.0, 0.0]
         self._scales = [PROVISIONAL_SCALE, PROVISIONAL_SCALE]
-        self._set_scales()
+        self._write_all(self._scales)
 
     @property
     def staged_bytes(self) -> int:
@@ -89,36 +90,43 @@ class Fp8Calibration:
         if not tokens:
             return
         rows = (keys[live], values[live], cache_slots[live])
-        self.tokens += tokens
-        self._peaks = [max(peak, _largest(tensor)) for peak, tensor in zip(self._peaks, rows[:2], strict=True)]
-        # a tensor of zeros says nothing about its scale
-        self.frozen = self.tokens >= self._window * (1 if all(self._peaks) else _PATIENCE)
-        self._move_to([self._scale(peak, scale) for peak, scale in zip(self._peaks, self._scales, strict=True)])
-        if not self.frozen:
+        peaks = [max(peak, _largest(tensor)) for peak, tensor in zip(self._peaks, rows[:2], strict=True)]
+        # a tensor of zeros says nothing about its scale, however many rows of it come at once
+        counted = self.tokens + (tokens if all(peaks) else min(tokens, self._window))
+        final = counted >= self._window * (1 if all(peaks) else _PATIENCE)
+        scales = [self._scale(peak, scale, final) for peak, scale in zip(peaks, self._scales, strict=True)]
+        self._move_to(scales)
+        self.tokens, self._peaks, self.frozen = counted, peaks, final
+        if not final:
             self._staged.append(rows)
             return
         self._staged.clear()
         if self._on_freeze is not None:
             self._on_freeze()
 
-    def _scale(self, peak: float, provisional: float) -> float:
+    def _scale(self, peak: float, provisional: float, final: bool) -> float:
         """Return the scale of a tensor with this largest number so far."""
         if not peak:
             return provisional
-        return max(peak * (self._headroom if self.frozen else 1.0) / LARGEST, _SMALLEST_SCALE)
+        return min(max(peak * (self._headroom if final else 1.0) / LARGEST, _SMALLEST_SCALE), _LARGEST_SCALE)
 
     def _move_to(self, scales: list[float]) -> None:
-        """Change the scales, and write at them what was written before."""
+        """Change the scales, and write at them what was written before; if that fails, all is at the old ones again."""
         if scales == self._scales:
             return
+        try:
+            self._write_all(scales)
+        except BaseException:
+            self._write_all(self._scales)
+            raise
         self._scales = scales
-        self._set_scales()
-        for keys, values, slots in self._staged:
-            self._store(keys, values, slots, self._pages.keys, self._pages.values, *self._pages.scales())
 
-    def _set_scales(self) -> None:
-        for tensor, scale in zip(self._pages.scales(), self._scales, strict=True):
+    def _write_all(self, scales: list[float]) -> None:
+        pages = self._pages
+        for tensor, scale in zip(pages.scales(), scales, strict=True):
             tensor.fill_(scale)
+        for keys, values, slots in self._staged:
+            self._store(keys, values, slots, pages.keys, pages.values, *pages.scales())
 
 
 def _largest(tensor: torch.Tensor) -> float:
@@ -126,14 +134,13 @@ def _largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().float().nan_to_num_(nan=0.0, posinf=0.0).max())
 
 
-def set_scales(pages: PagedKv, scales: tuple[float, float], *, layer_index: int, layer_type: str) -> None:
-    """Set the scales of a layer's FP8 pages.
+def check_scales(scales: tuple[float, float], *, layer_index: int, layer_type: str) -> None:
+    """Refuse scales of keys and values that fp32 cannot hold, as it holds them.
 
     Raises:
         KvScaleError: a scale is not finite, or not above 0.
     """
     for name, scale in zip(("key", "value"), scales, strict=True):
-        if not (math.isfinite(scale) and scale > 0):
+        held = torch.tensor(scale, dtype=torch.float64).float().item()
+        if not (math.isfinite(held) and held > 0):
             raise KvScaleError(layer_index, layer_type, name, scale)
-    for tensor, scale in zip(pages.scales(), scales, strict=True):
-        tensor.fill_(scale)

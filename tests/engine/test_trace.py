@@ -36,6 +36,7 @@ def test_every_step_is_there_once_with_its_rows(tiny_llama: Any) -> None:
     for before, after in itertools.pairwise(steps):
         assert before["dur"] > 0
         assert before["ts"] + before["dur"] <= after["ts"]
+    assert all(slot is not None for step in steps for slot in step["args"]["slots"])
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert all(lanes[step["tid"]] == step["cat"] for step in steps)
 

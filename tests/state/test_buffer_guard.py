@@ -136,6 +136,16 @@ def test_view_that_moved_inside_its_storage_is_stale() -> None:
         guard.check([])
 
 
+def test_other_strides_at_the_same_address_are_stale() -> None:
+    """A square matrix that was transposed begins where it did."""
+    holder, buffer = Holder(), torch.zeros(3, 3)
+    holder.slotted.buffer = buffer
+    guard = BufferGuard([_baked(buffer)], [_owner(holder)])
+    holder.slotted.buffer = buffer.t()
+    with pytest.raises(StaleGraphError):
+        guard.check([])
+
+
 def test_state_is_looked_up_in_the_row_that_has_it_now() -> None:
     """A state's buffer is compared with that of the sequence that stands in the row at the replay."""
     first, second = {"buffer": torch.zeros(2)}, {"buffer": torch.zeros(2)}

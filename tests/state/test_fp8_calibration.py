@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.operations import operations
 from metrale_caps.kernels.recording import is_capturing
 from metrale_caps.layer import PagedKv, PagedKvSpec
-from metrale_caps.state.fp8_calibration import LARGEST, PROVISIONAL_SCALE, Fp8Calibration, set_scales
+from metrale_caps.state.fp8_calibration import LARGEST, PROVISIONAL_SCALE, Fp8Calibration, check_scales
 from metrale_caps.state.paged_kv import FP8, PageLayout, allocate_pages
 
 _STORE = operations("naive").store_kv_fp8
@@ -169,12 +171,44 @@ def test_captured_step_observes_nothing() -> None:
     assert (calibration.tokens, calibration.frozen) == (0, False)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-50, 1e300, float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1])
-def test_scale_that_is_not_finite_and_positive_is_refused(scale: float, which: int) -> None:
-    """With the layer, the tensor and what came; neither scale has changed."""
-    pages = _make_pages()
+def test_scale_that_fp32_cannot_hold_above_zero_is_refused(scale: float, which: int) -> None:
+    """With the layer, the tensor and what came."""
     scales = (scale, 0.5) if which == 0 else (0.5, scale)
-    with pytest.raises(KvScaleError, match=rf"{('key', 'value')[which]} scale of layer 7 \(Layer\) is {scale}"):
-        set_scales(pages, scales, layer_index=7, layer_type="Layer")
-    assert [tensor.item() for tensor in pages.scales()] == [1.0, 1.0]
+    with pytest.raises(KvScaleError, match=rf"{('key', 'value')[which]} scale of layer 7 \(Layer\) is "):
+        check_scales(scales, layer_index=7, layer_type="Layer")
+
+
+def test_many_zeros_at_once_do_not_freeze_either() -> None:
+    """However long the chunk that they come in."""
+    pages = _make_pages()
+    calibration = Fp8Calibration(pages, _STORE, capturing=is_capturing, window=2)
+    keys, values = _rows(0, 16)
+    _write(pages, calibration, keys, torch.zeros_like(values), list(range(16)))
+    assert not calibration.frozen
+
+
+def test_rewrite_that_fails_leaves_everything_at_the_old_scales() -> None:
+    """And the window open: the same rows count once when they are written again."""
+    pages, failing = _make_pages(), [False]
+
+    def store(*arguments: Any, **named: Any) -> None:
+        if failing[0]:
+            failing[0] = False
+            raise RuntimeError("out of memory")
+        _STORE(*arguments, **named)
+
+    calibration = Fp8Calibration(pages, store, capturing=is_capturing, window=6)
+    keys, values = _rows(0, 4)
+    _write(pages, calibration, keys, values, [0, 1, 2, 3])
+    before = [tensor.clone() for tensor in (*pages.scales(), pages.keys.float()[:1], pages.values.float()[:1])]
+    failing[0] = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        _write(pages, calibration, keys * 9, values * 9, [4, 5, 6, 7])
+    assert (calibration.frozen, calibration.tokens) == (False, 4)
+    for was, now in zip(before, (*pages.scales(), pages.keys.float()[:1], pages.values.float()[:1]), strict=True):
+        assert torch.equal(was, now)
+    _write(pages, calibration, keys * 9, values * 9, [4, 5, 6, 7])
+    assert (calibration.frozen, calibration.tokens) == (True, 8)
+    _check_held(pages, {row: (keys[row], values[row]) for row in range(4)})

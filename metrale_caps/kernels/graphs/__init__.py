@@ -34,7 +34,7 @@ def capture(body: Callable[[], torch.Tensor], device: torch.device) -> StepGraph
     if device.type == "cuda":
         from metrale_caps.kernels.graphs.cuda import capture_cuda
 
-        return capture_cuda(body)
+        return capture_cuda(body, device)
     from metrale_caps.kernels.graphs.recorded import capture_recorded
 
     return capture_recorded(body)

@@ -40,7 +40,7 @@ class CudaStep:
         self._graph.replay()
 
 
-def capture_cuda(body: Callable[[], torch.Tensor]) -> CudaStep:
+def capture_cuda(body: Callable[[], torch.Tensor], device: torch.device) -> CudaStep:
     """Capture a step; see `metrale_caps.kernels.graphs.capture`.
 
     Whatever the step needs only the first time (compiled kernels, workspaces of libraries) must exist already.
@@ -53,8 +53,14 @@ def capture_cuda(body: Callable[[], torch.Tensor]) -> CudaStep:
     watch = _Watch()
     failure: Exception | None = None
     output: torch.Tensor | None = None
+    previous = torch.cuda.current_stream(device)
     try:
-        with torch.cuda.graph(graph), recording_with(watch), watch:
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(graph, stream=torch.cuda.Stream(device)),
+            recording_with(watch),
+            watch,
+        ):
             try:
                 output = body()
             except Exception as error:  # noqa: BLE001 - the capture must be closed before it goes on
@@ -62,6 +68,8 @@ def capture_cuda(body: Callable[[], torch.Tensor]) -> CudaStep:
     except RuntimeError as error:
         if failure is None:
             raise CaptureError(f"the driver refused the capture: {error}", watch.layer) from error
+    finally:
+        torch.cuda.set_stream(previous)  # torch leaves the capture's own current when its end fails
     if failure is not None:
         raise failure
     if output is None:

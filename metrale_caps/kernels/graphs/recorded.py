@@ -138,12 +138,15 @@ class _Operators(TorchDispatchMode):
                 return parts
         self._refuse_dynamic(func, name, args)
         if name == "lift_fresh":
-            self._tape.memory.made(args[0])  # a number that was written into the code, as constant as any other
-            return func(*args, **kwargs)
+            number = func(*args, **kwargs)
+            initial = number.clone()  # it stands in the code, and is written again at each replay
+            self._tape.memory.made(number)
+            self._tape.calls.append(lambda: number.copy_(initial))
+            return number
         tensors = tensors_in((args, kwargs))
         self._tape.memory.used(tensors, self._tape.layer)
         if torch.Tag.inplace_view in func.tags:
-            return func(*args, **kwargs)
+            raise self._tape.refuse(f"`{func}` changes the shape of a tensor in place")
         if func._schema.is_mutable:  # noqa: SLF001 - the only way to ask
             return self._note_write(func, args, kwargs)
         return self._note_result(func, name, args, kwargs, tensors)
