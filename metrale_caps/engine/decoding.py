@@ -93,6 +93,7 @@ class DecodeSteps:
         self._options = options
         self._counters = counters
         self._num_blocks = num_blocks
+        self._ends = {"embedding": decoder.embedding, "final_norm": decoder.final_norm, "head": decoder.head}
         self._buffers: dict[int, DecodeBuffers] = {}
         self._routes: dict[tuple[int, str, tuple[Reason, ...]], RouteTaken] = {}
         self._replayed_layers = _replayed_layers(stack)
@@ -275,7 +276,7 @@ class DecodeSteps:
         ]
         rest = [
             Owner(name="the engine's step inputs", root=step.buffers, advice=fixed, sole=True),
-            Owner(name="the model", root=self._decoder, advice=fixed),
+            Owner(name="the model", root=self._ends, advice=fixed),
         ]
         return [*states, *pages, *layers, *rest]
 

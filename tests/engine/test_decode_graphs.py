@@ -313,7 +313,7 @@ def test_step_with_state_that_a_replay_would_not_move_equals_eager(
     for at in range(6):
         logits, (route,) = replayed.decode([0], [TEXT[at]])
         assert torch.equal(logits, eager.decode([0], [TEXT[at]])[0]), at
-        assert ("eager" not in route.route) == captured
+        assert ("eager" not in route.route) == captured, str(route)
         if not captured:
             assert "another tensor is put in the place of" in str(route)
 

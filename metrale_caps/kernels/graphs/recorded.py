@@ -145,6 +145,8 @@ class _Operators(TorchDispatchMode):
             return number
         tensors = tensors_in((args, kwargs))
         self._tape.memory.used(tensors, self._tape.layer)
+        if name == "detach_":
+            return func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
             raise self._tape.refuse(f"`{func}` changes the shape of a tensor in place")
         if func._schema.is_mutable:  # noqa: SLF001 - the only way to ask
