@@ -97,19 +97,20 @@ def _generate(arguments: argparse.Namespace, builder: LayerBuilder | None, trace
     from metrale_caps.engine import StepTrace
 
     torch.set_num_threads(min(arguments.threads, os.cpu_count() or 1))
-    with progress_bar() as progress:
-        started = time.perf_counter()
-        engine = _engine(arguments, builder, progress)
-        if trace is not None:
-            engine.trace = StepTrace()
-        loaded = time.perf_counter()
-        events = _events(engine, arguments, progress)
-        first = next(events)
+    steps = StepTrace()
     try:
+        with progress_bar() as progress:
+            started = time.perf_counter()
+            engine = _engine(arguments, builder, progress)
+            if trace is not None:
+                engine.trace = steps
+            loaded = time.perf_counter()
+            events = _events(engine, arguments, progress)
+            first = next(events)
         return _answer(arguments, engine, first, events, started=started, loaded=loaded)
     finally:
-        if trace is not None and engine.trace is not None:
-            engine.trace.save(trace)
+        if trace is not None:  # what led to an error is what one looks for in it
+            steps.save(trace)
 
 
 def _engine(arguments: argparse.Namespace, builder: LayerBuilder | None, progress: Any) -> Engine:

@@ -53,10 +53,14 @@ Layout: TypeAlias = "tuple[int, torch.Size, tuple[int, ...], torch.dtype]"
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """The buffers of one owner: for each the way as a function, what stood at its end, and the way in words."""
+    """The buffers of one owner."""
 
     owner: Owner
-    buffers: tuple[tuple[Callable[[Any], Any], Layout, str], ...]
+    buffers: tuple[_Buffer, ...]
+
+
+_Buffer: TypeAlias = "tuple[Callable[[Any], Any], torch.Tensor, Layout, str]"
+"""The way as a function, the tensor that stood at its end, what was baked of it, and the way in words."""
 
 
 class BufferGuard:
@@ -75,7 +79,7 @@ class BufferGuard:
             CaptureError: nobody owns a buffer, so that nothing would tell when it is replaced.
         """
         places = _places(owners)
-        watched: dict[int, list[tuple[Callable[[Any], Any], Layout, str]]] = {}
+        watched: dict[int, list[_Buffer]] = {}
         for buffer in baked:
             held = places.get(buffer.storage)
             if held is None:
@@ -83,7 +87,7 @@ class BufferGuard:
             sole = {index for index, _, _ in held if owners[index].sole}
             for index, way, tensor in held:
                 if not sole or index in sole:
-                    watched.setdefault(index, []).append((_getter(way), _layout(tensor), in_words(way)))
+                    watched.setdefault(index, []).append((_getter(way), tensor, _layout(tensor), in_words(way)))
         self._watched = tuple(_Watched(owners[index], tuple(watched[index])) for index in sorted(watched))
         handles = [owner for owner in owners if owner.state_of is not None and isinstance(owner.root, _HANDLES)]
         self._handles = tuple(handles)
@@ -104,12 +108,14 @@ class BufferGuard:
         """
         for watched in self._watched:
             owner, root = watched.owner, _root(watched.owner, states)
-            for get, layout, way in watched.buffers:
+            for get, tensor, layout, way in watched.buffers:
                 try:
-                    current = _layout(get(root))
+                    current = get(root)
+                    # the same tensor can have been given other memory; its layout it keeps
+                    same = current.data_ptr() == layout[0] and (current is tensor or _layout(current) == layout)
                 except (AttributeError, LookupError, TypeError):
-                    current = None
-                if current != layout:
+                    same = False
+                if not same:
                     raise StaleGraphError(owner.name, way or "its tensor", owner.advice)
         for owner in self._handles:
             if _root(owner, states) != owner.root:
