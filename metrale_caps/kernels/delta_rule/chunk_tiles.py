@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Sizes of the chunked delta rule's tiles; they depend on shapes and the kind of device, never on timings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from metrale_caps.kernels.architecture import architecture_of
+from metrale_caps.kernels.tiles import next_power_of_two
+
+if TYPE_CHECKING:
+    from metrale_caps.kernels.delta_rule.arguments import DeltaShape
+
+SUBCHUNK = 16
+"""Rows between which decays of channels are computed one pair at a time; a matrix product needs at least as many."""
+_CHUNK = 64
+_SHORT_CHUNK = 16
+_HOPPER = 9
+_WIDEST = 128
+_WIDEST_OF_32_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTile:
+    """Tiles of both kernels.
+
+    Attributes:
+        chunk: rows that are computed together; a chunk starts at the first row of its sequence in the call.
+        prepare_channels: key or value channels of an iteration of the first kernel.
+        prepare_warps: warps of its programs on a GPU.
+        prepare_stages: depth of its load pipeline on a GPU.
+        scan_values: value channels of a program of the second kernel.
+        scan_warps: warps of its programs on a GPU.
+        scan_stages: depth of its load pipeline on a GPU.
+    """
+
+    chunk: int
+    prepare_channels: int
+    prepare_warps: int
+    prepare_stages: int
+    scan_values: int
+    scan_warps: int
+    scan_stages: int
+
+
+def chunk_tile(device: torch.device, dtype: torch.dtype, shape: DeltaShape) -> ChunkTile | None:
+    """Return the tiles for one call; None if the registers of the device hold none."""
+    wide = next_power_of_two(max(shape.key_dim, shape.value_dim, SUBCHUNK))
+    values = max(SUBCHUNK, next_power_of_two(shape.value_dim))
+    if architecture_of(device).is_cpu:
+        return ChunkTile(_CHUNK, wide, 1, 1, values, 1, 1)
+    if wide > (_WIDEST_OF_32_BITS if dtype == torch.float32 else _WIDEST):
+        return None
+    if dtype == torch.float32:  # operands are taken apart into several of lower precision: that needs registers
+        return ChunkTile(_SHORT_CHUNK, min(wide, 32), 4, 1, min(values, 16), 8, 1)
+    by_warps = architecture_of(device).generation != _HOPPER  # operands and accumulators lie in a warp's registers
+    return ChunkTile(
+        chunk=_CHUNK,
+        prepare_channels=min(wide, 32 if shape.per_channel else 64),
+        prepare_warps=8 if shape.per_channel or by_warps else 4,
+        prepare_stages=2,
+        scan_values=min(values, 32),
+        scan_warps=8 if by_warps else 4,
+        scan_stages=2,
+    )
