@@ -35,7 +35,13 @@ from metrale_caps.layer import PagedKvLayer as PagedKvLayer
 from metrale_caps.layer import PagedKvSpec as PagedKvSpec
 from metrale_caps.layer import PrefillContext as PrefillContext
 from metrale_caps.layer import PrefillLayer as PrefillLayer
+from metrale_caps.layer import RowBuffer as RowBuffer
+from metrale_caps.layer import RowBuffersLayer as RowBuffersLayer
+from metrale_caps.layer import SplitPrefillBuffers as SplitPrefillBuffers
 from metrale_caps.layer import SplitPrefillLayer as SplitPrefillLayer
+from metrale_caps.layer import SsmLayerState as SsmLayerState
+from metrale_caps.layer import SsmPoolLayer as SsmPoolLayer
+from metrale_caps.layer import SsmStateSpec as SsmStateSpec
 from metrale_caps.layer import VerifyContext as VerifyContext
 from metrale_caps.layer import VerifyLayer as VerifyLayer
 from metrale_caps.protocols import DecodeGraphUnsupported as DecodeGraphUnsupported
@@ -116,8 +122,14 @@ __all__ = [
     "PrefillLayer",
     "Query",
     "RoutePlan",
+    "RowBuffer",
+    "RowBuffersLayer",
     "Source",
+    "SplitPrefillBuffers",
     "SplitPrefillLayer",
+    "SsmLayerState",
+    "SsmPoolLayer",
+    "SsmStateSpec",
     "SupportsReplayTailSplit",
     "UnknownCapabilityError",
     "UsesLocalMlaPrefill",

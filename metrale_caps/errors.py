@@ -18,6 +18,8 @@ MetraleError
 ├── ConfigurationError (also ValueError)
 │   ├── UnsupportedArchitectureError
 │   └── CheckpointError
+├── SlotError (also ValueError)
+├── SnapshotError (also ValueError)
 ├── StalledError
 ├── RequestError (also ValueError)
 │   ├── PromptTooLongError
@@ -236,6 +238,14 @@ class UnsupportedArchitectureError(ConfigurationError):
 
 class CheckpointError(ConfigurationError):
     """A checkpoint is missing, damaged, or of a kind that is never loaded (pickles execute code)."""
+
+
+class SlotError(MetraleError, ValueError):
+    """A slot was claimed, used or released by someone who does not hold it."""
+
+
+class SnapshotError(MetraleError, ValueError):
+    """A saved state does not fit what it is to be restored to; nothing was changed."""
 
 
 class StalledError(MetraleError):

@@ -20,6 +20,7 @@ class Counters:
         decoded_tokens: tokens that decode passes produced.
         prefill_chunks: prefill passes.
         prefill_tokens: prompt tokens computed, those of resumed sequences counted again.
+        split_prefills: prefill passes that computed a whole prompt in phases.
         fused_steps: passes that decoded rows and computed a chunk; they count as a decode and as a prefill pass too.
         preemptions: sequences that gave their blocks back and were computed again.
         fp8_calibrations_frozen: layers whose FP8 scales were found.
@@ -35,6 +36,7 @@ class Counters:
     decoded_tokens: int = 0
     prefill_chunks: int = 0
     prefill_tokens: int = 0
+    split_prefills: int = 0
     fused_steps: int = 0
     preemptions: int = 0
     fp8_calibrations_frozen: int = 0

@@ -270,6 +270,16 @@ class DecodeSteps:
             for index, kv in enumerate(self._stack.pages)
             if kv is not None
         ]
+        pool = [
+            Owner(
+                name=f"the recurrent state of layer {index}",
+                root=ssm,
+                layer=index,
+                advice="it must stay in the pool",
+            )
+            for index, ssm in enumerate(self._stack.ssm)
+            if ssm is not None
+        ]
         layers = [
             Owner(name=f"layer {index} ({types[index]})", root=layer, layer=index, advice=fixed)
             for index, layer in enumerate(plan.layers)
@@ -278,7 +288,7 @@ class DecodeSteps:
             Owner(name="the engine's step inputs", root=step.buffers, advice=fixed, sole=True),
             Owner(name="the model", root=self._ends, advice=fixed),
         ]
-        return [*states, *pages, *layers, *rest]
+        return [*states, *pages, *pool, *layers, *rest]
 
 
 def _refuse_replaced(held: HostState) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 
 from metrale_caps.engine.counters import Counters
+from metrale_caps.engine.memory_use import MemoryUse
 from metrale_caps.engine.options import EngineOptions, KernelChoice
 from metrale_caps.engine.output import GenerationOutput, RouteUse, TokenEvent
 from metrale_caps.engine.runner import Runner
@@ -75,6 +76,7 @@ class Engine:
             self._blocks,
             self._slots,
             prefill_chunk=self.options.prefill_chunk,
+            split_tokens=self._runner.arena.tokens,
             on_start=self._runner.start,
             on_release=self._runner.release,
         )
@@ -183,6 +185,18 @@ class Engine:
     def free_slots(self) -> int:
         """Sequences that could start now."""
         return self._slots.free
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What was allocated beside the weights."""
+        runner = self._runner
+        held = (tensor for kv in runner.pages if kv is not None for tensor in (kv.keys, kv.values))
+        return MemoryUse(
+            page_bytes=sum(tensor.nbytes for tensor in held),
+            recurrent_state_bytes=runner.pool.num_bytes,
+            split_prefill_bytes=runner.arena.num_bytes,
+            split_prefill_tokens=runner.arena.tokens,
+        )
 
     @property
     def busy(self) -> bool:
@@ -317,9 +331,9 @@ class Engine:
         if step.decode and step.prefill and self._runner.fuses:
             return self._fused(step, sampler, progress)
         advanced = self._decode(step.decode, sampler)
-        split = bool(step.decode)
+        unfused = bool(step.decode)
         for chunk in step.prefill:
-            advanced += self._prefill(chunk, sampler, progress, split=split)
+            advanced += self._prefill(chunk, sampler, progress, unfused=unfused)
         return advanced
 
     def _decode(self, sequences: Rows[Sequence], sampler: Sampler) -> list[Sequence]:
@@ -352,13 +366,13 @@ class Engine:
         advanced += self._commit_chunk(first, chunk, route, sampler, progress)
         self._trace(began, (route,), parts)
         for other in others:
-            advanced += self._prefill(other, sampler, progress, split=False)
+            advanced += self._prefill(other, sampler, progress, unfused=False)
         return advanced
 
-    def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress, *, split: bool) -> list[Sequence]:
+    def _prefill(self, chunk: Chunk, sampler: Sampler, progress: Progress, *, unfused: bool) -> list[Sequence]:
         """Run one chunk; return its sequence if that completed its tokens and so gave a new one."""
         began, part = time.perf_counter_ns(), _chunk_of(chunk)
-        logits, route = self._runner.prefill(chunk, split=split)
+        logits, route = self._runner.prefill(chunk, unfused=unfused)
         advanced = self._commit_chunk(chunk, logits, route, sampler, progress)
         self._trace(began, (route,), (part,))
         return advanced
@@ -374,6 +388,7 @@ class Engine:
         token = None if logits is None else sampler.pick(logits, [sequence.index])[0]
         self.counters.prefill_chunks += 1
         self.counters.prefill_tokens += chunk.end - sequence.cursor
+        self.counters.split_prefills += chunk.split
         progress("reading the prompt", chunk.end, len(sequence.tokens))
         self._commit(sequence, chunk.end, route, token)
         return [] if token is None else [sequence]

@@ -13,13 +13,18 @@ if TYPE_CHECKING:
     from metrale_caps.state.sequence import Sequence
 
 
-def prefill_inputs(
-    sequence: Sequence, end: int, block_size: int, device: torch.device
-) -> tuple[torch.Tensor, PrefillContext]:
-    """Return the token ids `[rows]` and the context of the chunk that ends before position `end`."""
-    positions = range(sequence.cursor, end)
-    context = PrefillContext(
-        positions=torch.arange(sequence.cursor, end, device=device),
+def prompt_tokens(sequence: Sequence, end: int, device: torch.device) -> torch.Tensor:
+    """Return the token ids `[rows]` of a sequence from its cursor to position `end`."""
+    return _integers(sequence.tokens[sequence.cursor : end], device)
+
+
+def prefill_context(
+    sequence: Sequence, start: int, end: int, *, block_size: int, device: torch.device
+) -> PrefillContext:
+    """Return the context of the chunk of positions `start` to `end`."""
+    positions = range(start, end)
+    return PrefillContext(
+        positions=torch.arange(start, end, device=device),
         cache_slots=_integers([cache_slot(sequence, at, block_size) for at in positions], device),
         block_tables=_integers(sequence.blocks, device, torch.int32)[None],
         lengths=_integers([end], device, torch.int32),
@@ -27,9 +32,8 @@ def prefill_inputs(
         sequence_slots=_integers([-1 if sequence.slot is None else sequence.slot], device, torch.int32),
         max_rows=len(positions),
         max_length=end,
-        chunk_start=sequence.cursor,
+        chunk_start=start,
     )
-    return _integers(sequence.tokens[sequence.cursor : end], device), context
 
 
 def cache_slot(sequence: Sequence, position: int, block_size: int) -> int:

@@ -17,7 +17,9 @@ KernelChoice: TypeAlias = Literal["triton", "naive"]
 KvDtype: TypeAlias = Literal["auto", "fp8"]
 
 _GIB = 1 << 30
-_SIZES = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks")
+_SIZES = ("max_slots", "block_size", "prefill_chunk", "max_decode_graphs", "num_blocks", "split_prefill_tokens")
+_OPTIONAL = ("num_blocks", "split_prefill_tokens")
+_SWITCHES = ("decode_graphs", "split_prefill")
 _WHOLE_NUMBERS = (*_SIZES, "fp8_calibration_tokens", "seed")
 _DEFAULT_POOL_BYTES = _GIB
 _MOST_CALIBRATION_TOKENS = 4096
@@ -41,6 +43,9 @@ class EngineOptions:
             calibration the others have scales of 1.
         decode_graphs: capture decode steps and replay them.
         max_decode_graphs: captured steps kept at most; each belongs to one sequence's slot, or to one batch of them.
+        split_prefill: compute a prompt longer than `prefill_chunk` in phases on the recurrent layers that have them,
+            where no sequence decodes meanwhile.
+        split_prefill_tokens: longest prompt that is computed so; None for what 256 MiB of buffers hold.
         seed: of random sampling.
     """
 
@@ -54,6 +59,8 @@ class EngineOptions:
     fp8_kv_scales: Mapping[int, tuple[float, float]] | None = None
     decode_graphs: bool = True
     max_decode_graphs: int = 64
+    split_prefill: bool = True
+    split_prefill_tokens: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,16 +71,17 @@ class EngineOptions:
         """
         for name in _WHOLE_NUMBERS:
             value: object = getattr(self, name)
-            if name == "num_blocks" and value is None:
+            if name in _OPTIONAL and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigurationError(f"{name} is {value!r} ({type(value).__name__}); it must be a whole number")
             if value < 1 and name in _SIZES:
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1")
         self._check_fp8()
-        if not isinstance(self.decode_graphs, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - users are not all typed
-            kind = type(self.decode_graphs).__name__
-            raise ConfigurationError(f"decode_graphs is {self.decode_graphs!r} ({kind}); it must be True or False")
+        for name in _SWITCHES:
+            switch: object = getattr(self, name)
+            if not isinstance(switch, bool):
+                raise ConfigurationError(f"{name} is {switch!r} ({type(switch).__name__}); it must be True or False")
 
     def _check_fp8(self) -> None:
         if self.kv_dtype not in ("auto", "fp8"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from metrale_caps.engine.decoding import DecodeSteps
-from metrale_caps.engine.inputs import prefill_inputs
+from metrale_caps.engine.inputs import prefill_context, prompt_tokens
 from metrale_caps.engine.pages import make_pages
 from metrale_caps.errors import ConfigurationError
 from metrale_caps.routing.decision import EngineReason
@@ -17,8 +17,11 @@ from metrale_caps.routing.fused import FusedDispatcher
 from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
 from metrale_caps.routing.prefill import PrefillDispatcher
+from metrale_caps.routing.split_prefill import PrefillRange, SplitPrefillDispatcher
 from metrale_caps.routing.stack import Stack
 from metrale_caps.routing.taken import RouteTaken
+from metrale_caps.state.split_prefill_arena import DEFAULT_BYTES, SplitPrefillArena
+from metrale_caps.state.ssm_pool import SsmPool, ssm_specs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Rows
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from metrale_caps.engine.counters import Counters
     from metrale_caps.engine.options import EngineOptions
     from metrale_caps.engine.scheduler import Chunk
-    from metrale_caps.layer import OwnStateLayer, PagedKv, PrefillContext
+    from metrale_caps.layer import OwnStateLayer, PagedKv, PrefillContext, SsmStateSpec
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.routing.decision import DecisionName
     from metrale_caps.routing.stack import LayerStates
@@ -34,12 +37,14 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """A decoder with its plan, pages and dispatchers.
+    """A decoder with its plan, what its layers keep, and its dispatchers.
 
     Attributes:
         decoder: the model.
         plan: its routes.
         pages: each layer's pages.
+        pool: the recurrent state of the layers that keep theirs in the pool.
+        arena: what layers keep between the phases of a split prefill.
         decode_steps: its decode steps and their graphs.
     """
 
@@ -47,11 +52,16 @@ class Runner:
         self.decoder = decoder
         self.pages: tuple[PagedKv | None, ...] = make_pages(decoder, num_blocks, options, counters)
         self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=_unavailable(options))
-        _refuse_pool_layers(self.plan)
+        specs = ssm_specs(decoder.layers, self.plan.own_state_layers)
+        _refuse_without_state(self.plan, specs)
+        self.pool: SsmPool = SsmPool(specs, options.max_slots, dtype=decoder.dtype, device=decoder.device)
+        self.arena: SplitPrefillArena = _arena(decoder, self.plan, options)
         self._block_size = options.block_size
-        stack = Stack(self.plan, self.pages)
+        self._prefill_chunk = options.prefill_chunk
+        stack = Stack(self.plan, self.pages, self.pool.layers)
         decode = DecodeDispatcher(stack)
         self._prefill = PrefillDispatcher(stack)
+        self._split_prefill = SplitPrefillDispatcher(stack, self._prefill)
         self._fused = FusedDispatcher(stack, decode, self._prefill)
         self.decode_steps: DecodeSteps = DecodeSteps(
             decoder, stack, decode, num_blocks=num_blocks, options=options, counters=counters
@@ -73,16 +83,25 @@ class Runner:
         return self.decode_steps.run(sequences)
 
     @torch.inference_mode()
-    def prefill(self, chunk: Chunk, *, split: bool = False) -> tuple[torch.Tensor | None, RouteTaken]:
+    def prefill(self, chunk: Chunk, *, unfused: bool = False) -> tuple[torch.Tensor | None, RouteTaken]:
         """Compute a chunk; logits `[1, vocabulary]` where that completes the sequence's tokens, else None.
 
         Args:
             chunk: the positions to compute.
-            split: the chunk might have run in one pass with the step's decode rows, had no layer declined.
+            unfused: the chunk might have run in one pass with the step's decode rows, had no layer declined.
         """
         hidden, context, states = self._chunk_inputs(chunk)
-        hidden, route = self._prefill.run(hidden, context, states)
-        return self._logits_of(chunk, hidden), self._split_route(route) if split else route
+        if chunk.split:
+            hidden, route = self._split_prefill.run(
+                hidden, PrefillRange(context, self._parts(chunk)), states, self.arena.buffers
+            )
+        else:
+            hidden, route = self._prefill.run(hidden, context, states)
+        return self._logits_of(chunk, hidden), self._unfused_route(route) if unfused else route
+
+    def _parts(self, chunk: Chunk) -> list[PrefillContext]:
+        size, end = self._prefill_chunk, chunk.end
+        return [self._context(chunk, at, min(at + size, end)) for at in range(chunk.sequence.cursor, end, size)]
 
     @torch.inference_mode()
     def fused(self, sequences: Rows[Sequence], chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor | None, RouteTaken]:
@@ -95,19 +114,25 @@ class Runner:
         return self.decoder.logits(rows[: len(sequences)]), self._logits_of(chunk, hidden), route
 
     def _chunk_inputs(self, chunk: Chunk) -> tuple[torch.Tensor, PrefillContext, LayerStates]:
-        tokens, context = prefill_inputs(chunk.sequence, chunk.end, self._block_size, self.decoder.device)
+        tokens = prompt_tokens(chunk.sequence, chunk.end, self.decoder.device)
+        context = self._context(chunk, chunk.sequence.cursor, chunk.end)
         return self.decoder.embed(tokens), context, [chunk.sequence.layer_states]
+
+    def _context(self, chunk: Chunk, start: int, end: int) -> PrefillContext:
+        return prefill_context(chunk.sequence, start, end, block_size=self._block_size, device=self.decoder.device)
 
     def _logits_of(self, chunk: Chunk, hidden: torch.Tensor) -> torch.Tensor | None:
         return None if chunk.end < len(chunk.sequence.tokens) else self.decoder.logits(hidden[-1:])
 
-    def _split_route(self, route: RouteTaken) -> RouteTaken:
+    def _unfused_route(self, route: RouteTaken) -> RouteTaken:
         fused = self.plan.decision("fused_step")
         return RouteTaken(route.step, f"{route.route}; {fused.route}", (*fused.reasons, *route.reasons))
 
     @torch.inference_mode()
     def start(self, sequence: Sequence) -> None:
-        """Allocate the states of the layers that own theirs."""
+        """Give a sequence its part of the pool, and allocate the states of the layers that own theirs."""
+        if sequence.slot is not None:
+            self.pool.claim(sequence.slot)
         for index in self.plan.own_state_layers:
             layer = cast("OwnStateLayer", self.plan.layers[index])
             sequence.layer_states[index] = layer.alloc_state()
@@ -119,6 +144,7 @@ class Runner:
         All are tried before the first error comes out.
         """
         self.decode_steps.released(slot)
+        self.pool.release(slot)
         errors: list[Exception] = []
         while sequence.layer_states:
             index, state = sequence.layer_states.popitem()
@@ -131,15 +157,30 @@ class Runner:
 
 
 def _unavailable(options: EngineOptions) -> dict[DecisionName, str]:
-    if options.decode_graphs:
-        return dict(UNAVAILABLE)
-    return {**UNAVAILABLE, "decode_graph": "the option decode_graphs is False"}
+    unavailable = dict(UNAVAILABLE)
+    if not options.decode_graphs:
+        unavailable["decode_graph"] = "the option decode_graphs is False"
+    if not options.split_prefill:
+        unavailable["long_prefill"] = "the option split_prefill is False"
+    return unavailable
 
 
-def _refuse_pool_layers(plan: RoutePlan) -> None:
+def _arena(decoder: Decoder, plan: RoutePlan, options: EngineOptions) -> SplitPrefillArena:
+    phased = plan.split_prefill_layers if options.split_prefill else ()
+    return SplitPrefillArena(
+        {index: decoder.layers[index] for index in phased},
+        most_tokens=options.split_prefill_tokens or decoder.context_tokens,
+        most_bytes=None if options.split_prefill_tokens else DEFAULT_BYTES,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+
+
+def _refuse_without_state(plan: RoutePlan, specs: Rows[SsmStateSpec | None]) -> None:
     for index in plan.split_prefill_layers:
-        if index not in plan.own_state_layers:
+        if index not in plan.own_state_layers and specs[index] is None:
             raise ConfigurationError(
-                f"layer {index} ({plan.capabilities[index].layer_type}) keeps recurrent state in a pool, which "
-                "this engine does not have yet; a layer that owns its state answers False to uses_ssm_pool"
+                f"layer {index} ({plan.capabilities[index].layer_type}) says that it is recurrent and keeps its state "
+                "in the pool, but has no `ssm_state_spec`, so that it would be given none; add it, or answer False "
+                "to `uses_ssm_pool`"
             )

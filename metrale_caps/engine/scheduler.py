@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions `[sequence.cursor, end)` of a sequence that is still in its prompt."""
+    """Positions `[sequence.cursor, end)` of a sequence that is still in its prompt.
+
+    Attributes:
+        sequence: the sequence.
+        end: position after the last one.
+        split: whether it is a whole long prompt, to be computed in phases.
+    """
 
     sequence: Sequence
     end: int
+    split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class Scheduler:
         slots: SlotPool,
         *,
         prefill_chunk: int,
+        split_tokens: int = 0,
         on_start: Callable[[Sequence], None],
         on_release: Callable[[Sequence, int], None],
     ) -> None:
@@ -59,13 +67,15 @@ class Scheduler:
         Args:
             blocks: cache blocks.
             slots: slots of running sequences.
-            prefill_chunk: prompt tokens of one step at most.
+            prefill_chunk: prompt tokens of one step at most, but for a prompt that is computed in phases.
+            split_tokens: tokens that a prompt which is computed in phases may have at most.
             on_start: called when a sequence has claimed its slot.
             on_release: called once for each start, when the sequence has given its slot back, with that slot.
         """
         self._blocks = blocks
         self._slots = slots
         self._prefill_chunk = prefill_chunk
+        self._split_tokens = split_tokens
         self._on_start = on_start
         self._on_release = on_release
         self._waiting: deque[Sequence] = deque()
@@ -89,14 +99,15 @@ class Scheduler:
             for sequence in tuple(self._running)
             if sequence.slot is not None and sequence.decodes and self._reserve(sequence, sequence.cursor + 1)
         ]
-        chunks = self._chunks(preemptions)
+        chunks = self._chunks(preemptions, alone=not decode)
         # a later reservation may have preempted a sequence that was picked before
         return Step(
             tuple(sequence for sequence in decode if sequence.slot is not None),
             tuple(chunk for chunk in chunks if chunk.sequence.slot is not None),
         )
 
-    def _chunks(self, preemptions: int) -> list[Chunk]:
+    def _chunks(self, preemptions: int, *, alone: bool) -> list[Chunk]:
+        """Pick chunks; with `alone` no sequence decodes, so that a whole prompt keeps nobody waiting."""
         prefilling = deque(sequence for sequence in self._running if not sequence.decodes)
         budget = self._prefill_chunk
         chunks: list[Chunk] = []
@@ -107,11 +118,15 @@ class Scheduler:
                 sequence = admitted
             else:  # whoever gave way in this step must not come back in it
                 break
-            end = min(len(sequence.tokens), sequence.cursor + budget)
+            split = alone and not chunks and self._splits(sequence)
+            end = len(sequence.tokens) if split else min(len(sequence.tokens), sequence.cursor + budget)
             if sequence.slot is not None and self._reserve(sequence, end):
-                chunks.append(Chunk(sequence, end))
+                chunks.append(Chunk(sequence, end, split))
                 budget -= end - sequence.cursor
         return chunks
+
+    def _splits(self, sequence: Sequence) -> bool:
+        return sequence.cursor == 0 and self._prefill_chunk < len(sequence.tokens) <= self._split_tokens
 
     def _admit(self) -> Sequence | None:
         """Start the oldest waiting sequence if a slot is free and its tokens fit without preempting anyone."""

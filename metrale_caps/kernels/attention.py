@@ -21,42 +21,8 @@ from metrale_caps.kernels.checks import FLOATS, expect_dtype, expect_inner_conti
 from metrale_caps.kernels.combine import combine
 from metrale_caps.kernels.fp8 import decode_e4m3, load_scale
 from metrale_caps.kernels.launch import launch
+from metrale_caps.kernels.softmax import key_range, softmax_step
 from metrale_caps.kernels.tiles import attention_tile, dot_precision, next_power_of_two, split_count
-
-
-@triton.jit
-def _key_range(
-    first: tl.tensor,
-    end: tl.tensor,
-    window: tl.tensor,
-    split: tl.tensor,
-    KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the oldest key that rows from position `first` on see, and where a split's tiles begin and end."""
-    oldest = first * 0
-    if HAS_WINDOW:
-        oldest = tl.maximum(first - window + 1, 0)
-    begin = oldest // KEYS * KEYS
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
-        begin += split * share
-        end = tl.minimum(end, begin + share)
-    return oldest, begin, end
-
-
-@triton.jit
-def _softmax_step(
-    scores: tl.tensor, peak: tl.tensor, total: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the weights of more scores, the factor of earlier ones, and the new peak and total of each row."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    # a row that has seen no key yet must not turn -inf - -inf into NaN
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - base[:, None])
-    decay = tl.exp2(peak - base)
-    return weights, decay, new_peak, total * decay + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -138,7 +104,7 @@ def paged_attention_kernel(
 
     # what left the window of every row may be gone from the pool
     end = tl.minimum(length, history + first_row + rows_per_tile)
-    oldest, begin, end = _key_range(history + first_row, end, window, split, KEYS, SPLITS, HAS_WINDOW)
+    oldest, begin, end = key_range(history + first_row, end, window, split, KEYS, SPLITS, HAS_WINDOW)
 
     value_factor = 1.0
     if IS_FP8:
@@ -170,7 +136,7 @@ def paged_attention_kernel(
         if HAS_WINDOW:
             seen = seen & (key[None, :] > own[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        weights, decay, peak, total = _softmax_step(scores, peak, total)
+        weights, decay, peak, total = softmax_step(scores, peak, total)
         v = _load_page(
             values_of_head
             + (block * stride_value_block + offset * stride_value_token)[:, None]

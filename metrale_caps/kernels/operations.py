@@ -13,6 +13,7 @@ from metrale_caps.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from metrale_caps.kernels.gated_rms_norm import GateActivation
     from metrale_caps.kernels.rotary import RotaryTable
 
 
@@ -103,6 +104,127 @@ class SiluMul(Protocol):
         ...
 
 
+class L2Norm(Protocol):
+    """Scales heads to unit length; as in `metrale_caps.kernels.l2_norm.l2_norm`."""
+
+    def __call__(self, x: Tensor, eps: float = 1e-6) -> Tensor:
+        """Return `[rows, heads, width]`, new."""
+        ...
+
+
+class GatedRmsNorm(Protocol):
+    """Normalises heads and gates them; as in `metrale_caps.kernels.gated_rms_norm.gated_rms_norm`."""
+
+    def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, activation: GateActivation) -> Tensor:
+        """Return `[rows, heads, width]`, new."""
+        ...
+
+
+class CausalConv(Protocol):
+    """Convolves packed sequences; as in `metrale_caps.kernels.causal_conv.causal_conv`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        states: Tensor,
+        sequence_slots: Tensor,
+        row_starts: Tensor,
+        *,
+        max_rows: int,
+        dummy_slot: int | None,
+        intermediates: Tensor | None = None,
+    ) -> Tensor:
+        """Return `[rows, channels]`, new; states are advanced in place."""
+        ...
+
+
+class DeltaGates(Protocol):
+    """Computes gates; as in `metrale_caps.kernels.delta_rule.delta_gates`."""
+
+    def __call__(
+        self, decay_input: Tensor, beta_input: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return log decay and beta, fp32, new."""
+        ...
+
+
+class RecurrentDeltaRule(Protocol):
+    """Runs the delta rule row by row; as in `metrale_caps.kernels.delta_rule.recurrent_delta_rule`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        states: Tensor,
+        sequence_slots: Tensor,
+        row_starts: Tensor,
+        *,
+        scale: float,
+        max_rows: int,
+        dummy_slot: int | None = None,
+        intermediates: Tensor | None = None,
+    ) -> Tensor:
+        """Return `[rows, heads, value_dim]`, new; states are advanced in place."""
+        ...
+
+
+class ChunkedDeltaRule(Protocol):
+    """Runs the delta rule chunk by chunk; as in `metrale_caps.kernels.delta_rule.chunked_delta_rule`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        states: Tensor,
+        sequence_slots: Tensor,
+        row_starts: Tensor,
+        *,
+        scale: float,
+        max_rows: int,
+        dummy_slot: int | None = None,
+    ) -> Tensor:
+        """Return `[rows, heads, value_dim]`, new; states are advanced in place."""
+        ...
+
+
+class LatentStore(Protocol):
+    """Writes latents into pages; as in `metrale_caps.kernels.latent_store.latent_store`."""
+
+    def __call__(
+        self, latents: Tensor, weight: Tensor, eps: float, cache_slots: Tensor, pages: Tensor, *, rank: int
+    ) -> None:
+        """Normalise the first `rank` channels and write all, in place."""
+        ...
+
+
+class LatentAttention(Protocol):
+    """Attends over pages of latents; as in `metrale_caps.kernels.latent_attention.latent_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        latents: Tensor,
+        block_tables: Tensor,
+        lengths: Tensor,
+        row_starts: Tensor,
+        *,
+        rank: int,
+        scale: float,
+        max_rows: int,
+        max_length: int,
+        splits: int | None = None,
+    ) -> Tensor:
+        """Return `[rows, heads, rank]`, new."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
     """One implementation of every operation.
@@ -118,6 +240,14 @@ class Operations:
     store_kv_fp8: StoreKvFp8
     paged_attention: PagedAttention
     silu_mul: SiluMul
+    l2_norm: L2Norm
+    gated_rms_norm: GatedRmsNorm
+    causal_conv: CausalConv
+    delta_gates: DeltaGates
+    recurrent_delta_rule: RecurrentDeltaRule
+    chunked_delta_rule: ChunkedDeltaRule
+    latent_store: LatentStore
+    latent_attention: LatentAttention
 
 
 def operations(name: Literal["triton", "naive"]) -> Operations:
@@ -134,7 +264,19 @@ def operations(name: Literal["triton", "naive"]) -> Operations:
 
 
 def _kernels() -> Operations:
-    from metrale_caps.kernels import activation, attention, rms_norm, rope, store_kv_fp8
+    from metrale_caps.kernels import (
+        activation,
+        attention,
+        causal_conv,
+        delta_rule,
+        gated_rms_norm,
+        l2_norm,
+        latent_attention,
+        latent_store,
+        rms_norm,
+        rope,
+        store_kv_fp8,
+    )
 
     return Operations(
         name="triton",
@@ -144,11 +286,19 @@ def _kernels() -> Operations:
         store_kv_fp8=store_kv_fp8.store_kv_fp8,
         paged_attention=attention.paged_attention,
         silu_mul=activation.silu_mul,
+        l2_norm=l2_norm.l2_norm,
+        gated_rms_norm=gated_rms_norm.gated_rms_norm,
+        causal_conv=causal_conv.causal_conv,
+        delta_gates=delta_rule.delta_gates,
+        recurrent_delta_rule=delta_rule.recurrent_delta_rule,
+        chunked_delta_rule=delta_rule.chunked_delta_rule,
+        latent_store=latent_store.latent_store,
+        latent_attention=latent_attention.latent_attention,
     )
 
 
 def _twins() -> Operations:
-    from metrale_caps.kernels.naive import attention, fp8, rope, rows
+    from metrale_caps.kernels.naive import attention, causal_conv, delta_rule, fp8, head_norms, latent, rope, rows
 
     return Operations(
         name="naive",
@@ -158,4 +308,12 @@ def _twins() -> Operations:
         store_kv_fp8=fp8.store_kv_fp8,
         paged_attention=attention.paged_attention,
         silu_mul=rows.silu_mul,
+        l2_norm=head_norms.l2_norm,
+        gated_rms_norm=head_norms.gated_rms_norm,
+        causal_conv=causal_conv.causal_conv,
+        delta_gates=delta_rule.delta_gates,
+        recurrent_delta_rule=delta_rule.recurrent_delta_rule,
+        chunked_delta_rule=delta_rule.chunked_delta_rule,
+        latent_store=latent.latent_store,
+        latent_attention=latent.latent_attention,
     )

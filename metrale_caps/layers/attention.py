@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A decoder block with grouped-query attention over paged keys and values, as Llama and Qwen3 have it."""
+"""A decoder block with grouped-query attention over paged keys and values, as Llama and the Qwen families have it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class AttentionWeights:
     """Weights of the attention half.
 
     Attributes:
-        query_key_value: queries, keys and values in one projection, in that order.
+        query_key_value: queries, keys and values in one projection, in that order, and a gate for each query channel
+            after them where the output is gated.
         output: `[hidden_size, query_heads * value_head_dim]`.
         query_norm: `[head_dim]`, RMS norm of each query head before the rotation (Qwen3), or None.
         key_norm: likewise for keys.
@@ -50,6 +51,7 @@ class AttentionShape:
         head_dim: width of a head.
         scale: factor of the scores.
         window: keys a row sees, itself included, or None for all before it.
+        is_gated: whether what is attended is multiplied by the sigmoid of a gate (Qwen3-Next).
     """
 
     query_heads: int
@@ -57,6 +59,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    is_gated: bool = False
 
 
 class GroupedQueryAttentionLayer:
@@ -139,7 +142,7 @@ class GroupedQueryAttentionLayer:
 
     def _attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
         shape, weights, kv = self._shape, self._attention, context.paged_kv()
-        query_key_value = weights.query_key_value(rows)
+        query_key_value, gate = self._projected(rows)
         if kv.key_scale is None:
             query = self._rotate(query_key_value, context.positions, context.cache_slots, kv)
         else:
@@ -158,7 +161,18 @@ class GroupedQueryAttentionLayer:
             key_scale=kv.key_scale,
             value_scale=kv.value_scale,
         )
-        return weights.output(attended.flatten(1))
+        attended = attended.flatten(1)
+        return weights.output(attended if gate is None else attended.mul_(gate.sigmoid()))
+
+    def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return queries, keys and values `[rows, heads * head_dim]`, and the gate of what is attended."""
+        packed, shape = self._attention.query_key_value(rows), self._shape
+        if not shape.is_gated:
+            return packed, None
+        heads = shape.query_heads + 2 * shape.key_value_heads
+        sizes = [heads * shape.head_dim, shape.query_heads * shape.head_dim]
+        query_key_value, gate = torch.split(packed, sizes, dim=-1)
+        return query_key_value, gate
 
     def _rotate(self, query_key_value: Tensor, positions: Tensor, cache_slots: Tensor, kv: PagedKv) -> Tensor:
         """Rotate queries and keys, write keys and values to pages of the same type, and return the queries."""

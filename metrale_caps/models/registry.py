@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.models.dense import build_dense
+from metrale_caps.models.kimi_linear import build_kimi_linear
+from metrale_caps.models.qwen_hybrid import build_qwen_hybrid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +19,15 @@ if TYPE_CHECKING:
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.models.replacements import LayerBuilder
 
-BUILDERS: Mapping[str, Callable[..., Decoder]] = MappingProxyType({"llama": build_dense, "qwen3": build_dense})
+BUILDERS: Mapping[str, Callable[..., Decoder]] = MappingProxyType(
+    {
+        "kimi_linear": build_kimi_linear,
+        "llama": build_dense,
+        "qwen3": build_dense,
+        "qwen3_5_text": build_qwen_hybrid,
+        "qwen3_next": build_qwen_hybrid,
+    }
+)
 """Builder of each `model_type`."""
 
 

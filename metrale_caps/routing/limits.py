@@ -14,7 +14,5 @@ UNAVAILABLE: Mapping[DecisionName, str] = {
     "prefix_lookup": "this engine keeps no prefix cache yet",
     "rollback": "this engine does not roll back yet",
     "verify": "this engine makes no drafts yet",
-    "long_prefill": "this engine does not split prefills into phases yet",
-    "recurrent_state": "this engine has no pool of recurrent state yet",
     "tail_capture": "this engine takes no snapshots yet",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What every dispatcher holds: the plan's layers and their pages, and how a step is run through them."""
+"""What every dispatcher holds: the plan's layers and what they keep, and how a step is run through them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metrale_caps.layer import ForwardContext, forward_method
 from metrale_caps.routing.decision import MissingMethodReason
 
 if TYPE_CHECKING:
-    from metrale_caps.layer import DecodeContext, PagedKv
+    from metrale_caps.layer import DecodeContext, PagedKv, SsmLayerState
     from metrale_caps.routing.plan import RoutePlan
 
 LayerStates: TypeAlias = Sequence[dict[int, object]]
@@ -42,15 +42,17 @@ def row_by_row(row_of: Callable[[_Context, int], DecodeContext]) -> Callable[[Fo
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A plan and the pages of its layers.
+    """A plan and what its layers keep.
 
     Attributes:
         plan: the plan; its layers are the ones that run.
         pages: each layer's pages, None for a layer that asked for none.
+        ssm: each layer's part of the pool of recurrent state, None for a layer that has none there.
     """
 
     plan: RoutePlan
     pages: tuple[PagedKv | None, ...]
+    ssm: tuple[SsmLayerState | None, ...]
 
     def forwards(
         self, name: str, otherwise: Callable[[Forward[_Context]], Forward[_Context]] | None = None
@@ -66,6 +68,11 @@ class Stack:
                 raise LookupError(f"{type(layer).__qualname__} has no `{name}`")
             forwards.append(method)
         return tuple(forwards)
+
+    def context(self, index: int, context: _Context, states: LayerStates) -> _Context:
+        """Return a step as one layer sees it."""
+        own = tuple(sequence.get(index) for sequence in states)
+        return context.for_layer(self.pages[index], self.ssm[index], own)
 
     def lacking(self, name: str) -> tuple[MissingMethodReason, ...]:
         """Return the layers without a method of a name."""
@@ -91,8 +98,7 @@ class Stack:
         recorder = active_recorder()
         if recorder is not None:
             recorder.layer = index
-        own = tuple(sequence.get(index) for sequence in states)
-        hidden = without_padding(forward(hidden, context.for_layer(self.pages[index], own)), context)
+        hidden = without_padding(forward(hidden, self.context(index, context, states)), context)
         if recorder is not None:
             recorder.layer = None
         return hidden

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import heapq
 
+from metrale_caps.errors import SlotError
+
 
 class SlotPool:
     """Slots `0 .. max_slots - 1`; the lowest free one is handed out.
@@ -45,9 +47,9 @@ class SlotPool:
         """Give a claimed slot back.
 
         Raises:
-            ValueError: the slot is not claimed.
+            SlotError: the slot is not claimed.
         """
         if slot not in self._claimed:
-            raise ValueError(f"slot {slot} is not claimed")
+            raise SlotError(f"slot {slot} is not claimed, so that it cannot be released")
         self._claimed.remove(slot)
         heapq.heappush(self._free, slot)

@@ -12,8 +12,8 @@ from metrale_caps import capability_of
 from metrale_caps.engine import Engine, EngineOptions
 from metrale_caps.errors import ConfigurationError, KvScaleError
 from metrale_caps.routing.decision import LayerReason
-from tests.engine.conftest import make_model
 from tests.engine.steps import TEXT, Steps, make_decoder, with_layer
+from tests.tiny_models import make_model
 
 if TYPE_CHECKING:
     from metrale_caps import PagedKv

@@ -21,7 +21,7 @@ from metrale_caps.layers.attention import GroupedQueryAttentionLayer
 from metrale_caps.models import replacements
 from metrale_caps.models.registry import build_decoder
 from metrale_caps.plugins import LayerPlugins, PluginLayer, PluginOrigin
-from tests.engine.conftest import PROMPT, make_model, make_tiny
+from tests.tiny_models import PROMPT, make_model, make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import pytest
 
 from metrale_caps.engine import Engine, EngineOptions, decoding
 from metrale_caps.routing.decision import LayerReason
-from tests.engine.conftest import make_model
 from tests.engine.steps import make_decoder, with_layer
 from tests.engine.wrapped import Wrapped
+from tests.tiny_models import make_model
 
 if TYPE_CHECKING:
     from torch import Tensor

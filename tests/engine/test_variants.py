@@ -18,7 +18,7 @@ from metrale_caps.errors import ConfigurationError, UnsupportedArchitectureError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 from metrale_caps.state.sequence import Sequence
-from tests.engine.conftest import make_model
+from tests.tiny_models import make_model
 
 _TOKENS = [(7 * index * index + 3 * index + 5) % 126 + 2 for index in range(90)]
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""What a layer keeps between steps, and what it asks for: pages of keys and values, recurrent state, row buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from typing_extensions import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from metrale_caps.layer.contexts import PrefillContext
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKvSpec:
+    """The shape of the paged cache a layer asks for.
+
+    Attributes:
+        key_value_heads: heads of keys and values.
+        head_dim: width of a key.
+        value_head_dim: width of a value; 0 for a layer that reads its values out of the keys.
+    """
+
+    key_value_heads: int
+    head_dim: int
+    value_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKv:
+    """One layer's pages.
+
+    Attributes:
+        keys: `[blocks, block_size, key_value_heads, head_dim]`.
+        values: `[blocks, block_size, key_value_heads, value_head_dim]`.
+        key_scale: `[1]` fp32, the number that a code of FP8 pages is multiplied with; None for other pages. It may
+            change between two steps and stays where it is.
+        value_scale: likewise for values.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block holds."""
+        return self.keys.shape[1]
+
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """Return the scales of keys and values of FP8 pages.
+
+        Raises:
+            LookupError: these pages are not FP8.
+        """
+        if self.key_scale is None or self.value_scale is None:
+            raise LookupError(f"pages of {self.keys.dtype} have no scales; only FP8 pages do")
+        return self.key_scale, self.value_scale
+
+
+class KvCalibration(Protocol):
+    """Finds the scales of one layer's FP8 pages from what is written to them first.
+
+    Attributes:
+        frozen: whether the scales are final; a layer with a calibration answers this to `fp8_calibration_frozen`.
+    """
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the scales are final."""
+        ...
+
+    def observe(self, keys: Tensor, values: Tensor, cache_slots: Tensor, /) -> None:
+        """Look at a step's rows; to be called before every store, with what the store is then called with.
+
+        Until the scales are final it reads values on the host, may change the scales, and writes to the layer's pages
+        what was stored before, at the new scales. While a step is captured it does nothing.
+
+        Args:
+            keys: `[rows, key_value_heads, head_dim]`, as they would be stored without FP8.
+            values: `[rows, key_value_heads, value_head_dim]`.
+            cache_slots: `[rows]` int64; rows with -1 count for nothing.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SsmStateSpec:
+    """The recurrent state a layer asks for, of one sequence.
+
+    Attributes:
+        convolution: shape of the inputs it keeps for its convolution, such as `[window, channels]`; in the type of the
+            weights.
+        recurrent: shape of the state of its recurrence, such as `[heads, value_dim, key_dim]`; in fp32.
+    """
+
+    convolution: tuple[int, ...]
+    recurrent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SsmLayerState:
+    """One layer's part of the pool of recurrent state: every sequence's, at its slot.
+
+    The last slot is the dummy of padding rows: it may be read and written, and holds no meaning. A slot's numbers are
+    contiguous; between slots lies what other layers keep. Addresses never change.
+
+    Attributes:
+        convolution: `[slots, *spec.convolution]` in the type of the weights; zeros when a sequence starts.
+        recurrent: `[slots, *spec.recurrent]` fp32; zeros when a sequence starts.
+        convolution_intermediates: `[slots, verify_rows, *spec.convolution]`, where a verify step leaves the state after
+            each of a sequence's rows; None in an engine that makes no drafts.
+        recurrent_intermediates: likewise.
+    """
+
+    convolution: Tensor
+    recurrent: Tensor
+    convolution_intermediates: Tensor | None = None
+    recurrent_intermediates: Tensor | None = None
+
+    @property
+    def dummy_slot(self) -> int:
+        """The slot of padding rows."""
+        return self.recurrent.shape[0] - 1
+
+    def intermediates(self) -> tuple[Tensor, Tensor]:
+        """Return where a verify step leaves the state after each row: of the convolution and of the recurrence.
+
+        Raises:
+            LookupError: there is no room for them, so that rejected drafts could not be taken back.
+        """
+        if self.convolution_intermediates is None or self.recurrent_intermediates is None:
+            raise LookupError("the pool holds no states of single rows, so that a verify step could not be taken back")
+        return self.convolution_intermediates, self.recurrent_intermediates
+
+
+@dataclass(frozen=True, slots=True)
+class RowBuffer:
+    """Something that a layer keeps of each row of a range between the phases of a split prefill.
+
+    Attributes:
+        name: how the layer asks for it.
+        shape: shape of one row.
+        float32: whether it is in fp32 rather than in the type of the weights.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPrefillBuffers:
+    """What a layer asked for with `split_prefill_buffers`, over the whole range of a split prefill.
+
+    The next layer is given the same memory, once this one's last phase has run.
+
+    Attributes:
+        range_start: position of the range's first row.
+        rows: each buffer by name, `[rows of the range, *shape]`.
+    """
+
+    range_start: int
+    rows: Mapping[str, Tensor]
+
+    def whole(self, name: str) -> Tensor:
+        """Return a buffer over the whole range."""
+        return self.rows[name]
+
+    def chunk(self, name: str, context: PrefillContext) -> Tensor:
+        """Return the rows of a buffer that belong to one chunk."""
+        first = context.chunk_start - self.range_start
+        return self.rows[name][first : first + context.max_rows]
