@@ -11,8 +11,8 @@ import triton.language as tl
 
 from metrale_caps.errors import LaunchError
 from metrale_caps.kernels.checks import FLOATS, expect_dtype, expect_inner_contiguous, expect_shape
-from metrale_caps.kernels.l2_norm import whole_heads_tile
 from metrale_caps.kernels.launch import launch
+from metrale_caps.kernels.tiles import whole_heads_tile
 
 GateActivation: TypeAlias = Literal["silu", "sigmoid"]
 """What a gate goes through before it multiplies."""

@@ -7,13 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from metrale_caps.kernels.architecture import architecture_of
 from metrale_caps.kernels.checks import FLOATS, expect_dtype, expect_inner_contiguous, expect_shape
 from metrale_caps.kernels.launch import launch
-from metrale_caps.kernels.tiles import RowTile, whole_row_tile
-
-_WARP_BYTES = 2048
-"""What a warp of a GPU moves of a tensor: four vectors of 16 bytes for each of 32 lanes, two for each of 64."""
+from metrale_caps.kernels.tiles import whole_heads_tile
 
 
 @triton.jit(do_not_specialize=["count", "eps"])
@@ -38,15 +34,6 @@ def l2_norm_kernel(
     scale = tl.rsqrt(tl.sum(values * values, 1) + eps)
     target = y + index.to(tl.int64)[:, None] * WIDTH + column[None, :]
     tl.store(target, values * scale[:, None], mask=inside)
-
-
-def whole_heads_tile(device: torch.device, count: int, width: int, itemsize: int) -> RowTile:
-    """Return a tile that holds whole heads, several of narrow ones, so that a program moves enough bytes on a GPU."""
-    tile = whole_row_tile(device, count, width)
-    if architecture_of(device).is_cpu:
-        return tile
-    head_bytes = tile.columns * itemsize
-    return RowTile(max(1, _WARP_BYTES // head_bytes), tile.columns, min(16, max(1, head_bytes // _WARP_BYTES)))
 
 
 def l2_norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -29,7 +29,7 @@ _LEAST = 16
 """Rows, columns and depth of the smallest product of a tensor core."""
 _WIDEST_BYTES = 2048
 """Bytes of the longest latent whose sums the registers of a GPU hold."""
-_BLACKWELL = 10
+_AMPERE, _BLACKWELL = 8, 10
 
 
 @triton.jit
@@ -66,6 +66,7 @@ def latent_attention_kernel(
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
+    HOISTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence = tl.program_id(0) // tiles
@@ -95,7 +96,7 @@ def latent_attention_kernel(
     total = tl.full((LANES,), 0.0, tl.float32)
     mixed = tl.full((LANES, RANK_BLOCK), 0.0, tl.float32)
     table = block_tables + sequence.to(tl.int64) * stride_table
-    for at in range(begin, end, KEYS):
+    for at in tl.range(begin, end, KEYS, disable_licm=not HOISTS):
         key = at + tl.arange(0, KEYS)
         exists = key < end
         block = tl.load(table + key // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
@@ -186,7 +187,7 @@ def latent_attention(
         raise LaunchError(f"splits is {splits}; the keys of a row need at least one program")
     rows, heads, width = query.shape
     sequences = lengths.shape[0]
-    tile = latent_tile(query.device, query.dtype, rank, max_rows * heads)
+    tile = latent_tile(query.device, query.dtype, rank, max_rows, heads)
     tiles = triton.cdiv(max_rows * heads, tile.lanes)
     if splits is None:
         splits = split_count(query.device, sequences * tiles, max_length) if max_rows == 1 else 1
@@ -227,6 +228,7 @@ def latent_attention(
         LANES=tile.lanes,
         KEYS=tile.keys,
         SPLITS=splits,
+        HOISTS=tile.hoists,
         PRECISION=dot_precision(query.device, query.dtype),
     )
     return output if log_sum_exp is None else combine(partial, log_sum_exp, output)
@@ -242,35 +244,45 @@ class LatentTile:
         depth: channels of one product of queries and latents, a power of two; all, or as many as registers hold.
         warps: warps of a program on a GPU.
         stages: depth of the load pipeline on a GPU.
+        hoists: whether what is the same in every iteration is kept in registers.
     """
 
     lanes: int
     keys: int
     depth: int
-    warps: int
-    stages: int
+    warps: int = 1
+    stages: int = 1
+    hoists: bool = True
 
 
-def latent_tile(device: torch.device, dtype: torch.dtype, rank: int, lanes: int) -> LatentTile:
-    """Return the tile for latents of `rank` channels and at most `lanes` pairs of a row and a head in a sequence."""
+def latent_tile(device: torch.device, dtype: torch.dtype, rank: int, rows: int, heads: int) -> LatentTile:
+    """Return the tile for latents of `rank` channels and at most `rows` query rows of `heads` heads in a sequence.
+
+    Raises:
+        LaunchError: the device is a GPU and cannot hold sums of so many channels.
+    """
     architecture = architecture_of(device)
     whole = max(_LEAST, next_power_of_two(rank))
-    lanes = max(_LEAST, next_power_of_two(lanes))
+    lanes = max(_LEAST, next_power_of_two(rows * heads))
     if architecture.is_cpu:
-        return LatentTile(min(lanes, 256), 128, whole, 1, 1)
+        return LatentTile(min(lanes, 256), 128, whole)
     if whole * dtype.itemsize > _WIDEST_BYTES:
-        raise LaunchError(f"rank is {rank}, but a GPU holds at most {_WIDEST_BYTES // dtype.itemsize} of {dtype}")
+        raise LaunchError(f"rank is {rank}, but a GPU holds sums of at most {_WIDEST_BYTES // dtype.itemsize} {dtype}")
     if dtype == torch.float32:
-        # taken apart into several operands of lower precision, which needs registers
-        return LatentTile(_LEAST, 16, min(whole, 64), 8 if whole > 128 else 4, 1)
+        # taken apart into several operands of lower precision, which need registers
+        return LatentTile(_LEAST, 16, min(whole, 64), 8 if whole > 128 else 4)
     if whole > 512:
         return LatentTile(_LEAST, 16, 128, 8, 2)
-    lanes = min(lanes, 64)
-    is_amd, is_wide = architecture.vendor == "amd", whole > 256
-    # of that many lanes, keys would take the registers that hold sums, but for Blackwell's own memory for them
-    is_narrow = is_wide and (is_amd or (lanes == 64 and architecture.generation < _BLACKWELL))
-    warps = 8 if lanes * whole > 8192 or (is_wide and not is_amd) else 4
-    return LatentTile(lanes, 16 if is_narrow else 32, whole, warps, 2)
+    is_amd = architecture.vendor == "amd"
+    # decoding needs many programs rather than large ones, unless sums have a memory of their own
+    small = rows == 1 if is_amd or architecture.generation < _BLACKWELL else False
+    most = 32 if small or architecture.generation == _AMPERE else 64
+    lanes = min(lanes, most)
+    keys = 16 if is_amd and whole > 256 else 32
+    warps = 8 if lanes * whole > 8192 or (whole > 256 and not is_amd) else 4
+    # a group of warps multiplies what descriptors point to, and there are more of them than registers beside the sums
+    hoists = is_amd or lanes < 64
+    return LatentTile(lanes, keys, whole, warps, 2, hoists)
 
 
 def check_latents(

@@ -28,6 +28,8 @@ _BYTES_OF_64 = 128
 _BYTES_OF_128 = 256
 _AMPERE = 8
 _BLACKWELL = 10
+_WARP_BYTES = 2048
+"""What a warp of a GPU moves of a tensor: four vectors of 16 bytes for each of 32 lanes, two for each of 64."""
 _MAX_SPLITS = 32
 _KEYS_WORTH_A_SPLIT = 256
 
@@ -58,6 +60,15 @@ def whole_row_tile(device: torch.device, rows: int, width: int) -> RowTile:
     if architecture_of(device).is_cpu:
         return RowTile(min(next_power_of_two(rows), max(1, _EXECUTOR_ELEMENTS // columns)), columns, 1)
     return RowTile(1, columns, min(16, max(1, columns // 512)))
+
+
+def whole_heads_tile(device: torch.device, count: int, width: int, itemsize: int) -> RowTile:
+    """Return a tile that holds whole heads, several of narrow ones, so that a program moves enough bytes on a GPU."""
+    tile = whole_row_tile(device, count, width)
+    if architecture_of(device).is_cpu:
+        return tile
+    head_bytes = tile.columns * itemsize
+    return RowTile(max(1, _WARP_BYTES // head_bytes), tile.columns, min(16, max(1, head_bytes // _WARP_BYTES)))
 
 
 def elementwise_tile(device: torch.device, rows: int, width: int, itemsize: int) -> RowTile:

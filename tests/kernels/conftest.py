@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from metrale_caps.kernels import activation, attention, combine, rms_norm, rope, store_kv_fp8, tiles
+from metrale_caps.kernels import (
+    activation,
+    attention,
+    causal_conv,
+    combine,
+    gated_rms_norm,
+    l2_norm,
+    rms_norm,
+    rope,
+    store_kv_fp8,
+)
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.operations import operations
 
@@ -56,7 +66,10 @@ def poisoned_empty() -> Generator[None]:
 _TILED = {
     activation: ("elementwise_tile",),
     attention: ("attention_tile",),
+    causal_conv: ("conv_tile",),
     combine: ("whole_row_tile",),
+    gated_rms_norm: ("whole_heads_tile",),
+    l2_norm: ("whole_heads_tile",),
     rms_norm: ("whole_row_tile",),
     rope: ("head_tile",),
     store_kv_fp8: ("head_tile",),
@@ -78,5 +91,5 @@ def tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
         if request.param == "gpu":
             for module, names in _TILED.items():
                 for name in names:
-                    patch.setattr(module, name, _for_gpu(getattr(tiles, name)))
+                    patch.setattr(module, name, _for_gpu(getattr(module, name)))
         yield

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from metrale_caps.errors import LaunchError, MemoryFaultError, RaceError
 from metrale_caps.kernels import causal_conv as launcher
-from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.naive import causal_conv as twin
 from tests.kernels.batches import check_same_roundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -42,21 +41,6 @@ RAGGED = (37, 1, 0, 131, 2)
 def convolve(request: pytest.FixtureRequest) -> Convolve:
     """Kernel and twin in turn."""
     return launcher.causal_conv if request.param == "triton" else twin.causal_conv
-
-
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run the kernel with the tiles that a CPU or an H100 gets."""
-    choose = launcher.conv_tile
-
-    def choose_for_gpu(_device: torch.device, *arguments: Any) -> launcher.ConvTile:
-        with assume_architecture(Architecture("nvidia", generation=9, multiprocessors=132)):
-            return choose(torch.device("meta"), *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "gpu":
-            patch.setattr(launcher, "conv_tile", choose_for_gpu)
-        yield
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -220,6 +220,14 @@ def test_no_rows_give_no_rows(rule: Rule, lengths: tuple[int, ...], per_channel:
     batch.check_only_own_states_changed(before)
 
 
+@each_rule
+def test_pool_without_slots_serves_no_sequences(rule: Rule) -> None:
+    """And nobody's, which need none."""
+    batch = make_batch((2, 1), slots=(NOBODY, NOBODY))
+    batch = batch.with_pool(batch.pool[:0])
+    assert not batch.advance(rule).any()
+
+
 def _arguments(**changed: object) -> dict[str, Any]:
     batch = make_batch((2, 1))
     return {

@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 
 from metrale_caps.errors import LaunchError
 from metrale_caps.kernels import gated_rms_norm as launcher
-from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.naive import head_norms
 from tests.kernels.batches import check_same_roundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from metrale_caps.kernels.gated_rms_norm import GateActivation
-    from metrale_caps.kernels.tiles import RowTile
 
     Normalise = Callable[..., Tensor]
 
@@ -38,21 +36,6 @@ ACTIVATIONS: tuple[GateActivation, ...] = ("silu", "sigmoid")
 def normalise(request: pytest.FixtureRequest) -> Normalise:
     """Kernel and twin in turn."""
     return launcher.gated_rms_norm if request.param == "triton" else head_norms.gated_rms_norm
-
-
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run the kernel with the tiles that a CPU or an H100 gets."""
-    choose = launcher.whole_heads_tile
-
-    def choose_for_gpu(_device: torch.device, *arguments: Any) -> RowTile:
-        with assume_architecture(Architecture("nvidia", generation=9, multiprocessors=132)):
-            return choose(torch.device("meta"), *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "gpu":
-            patch.setattr(launcher, "whole_heads_tile", choose_for_gpu)
-        yield
 
 
 def _operands(rows: int, heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

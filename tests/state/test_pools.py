@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metrale_caps.errors import SlotError
 from metrale_caps.state.blocks import BlockPool
 from metrale_caps.state.slots import SlotPool
 
@@ -70,6 +71,6 @@ def test_slots_are_claimed_once_and_the_dummy_never() -> None:
     assert [pool.claim(), pool.claim(), pool.claim()] == [0, 1, None]
     assert pool.dummy == 2
     pool.release(0)
-    with pytest.raises(ValueError, match="slot 0 is not claimed"):
+    with pytest.raises(SlotError, match="slot 0 is not claimed"):
         pool.release(0)
     assert pool.claim() == 0

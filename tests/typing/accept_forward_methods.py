@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from metrale_caps import PagedKvSpec
+from metrale_caps import PagedKvSpec, RowBuffer, SsmStateSpec
 
 if TYPE_CHECKING:
     from metrale_caps import (
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
         PagedKvLayer,
         PrefillContext,
         PrefillLayer,
+        RowBuffersLayer,
+        SplitPrefillBuffers,
         SplitPrefillLayer,
+        SsmPoolLayer,
         VerifyContext,
         VerifyLayer,
     )
@@ -62,21 +65,29 @@ class Whole:
         """Add a number that the host knows."""
         return hidden + context.max_rows
 
-    def prefill_phase1(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> None:
+    def split_prefill_buffers(self) -> tuple[RowBuffer, ...]:
+        """Keep one number of each row."""
+        return (RowBuffer("rows", (1,), float32=True),)
+
+    def prefill_phase1(self, hidden: Any, context: PrefillContext, buffers: SplitPrefillBuffers, /) -> None:
         """Fill the buffers with one chunk."""
-        buffers[context.chunk_start] = hidden
+        buffers.chunk("rows", context).copy_(hidden)
 
-    def prefill_gdn_full(self, context: PrefillContext, buffers: Any, /) -> None:
+    def prefill_gdn_full(self, context: PrefillContext, buffers: SplitPrefillBuffers, /) -> None:
         """Run the recurrence."""
-        buffers[context.max_length] = None
+        buffers.whole("rows").add_(context.max_length)
 
-    def prefill_phase3(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> Any:
+    def prefill_phase3(self, hidden: Any, context: PrefillContext, buffers: SplitPrefillBuffers, /) -> Any:
         """Add one chunk's output."""
-        return hidden + buffers[context.chunk_start]
+        return hidden + buffers.chunk("rows", context)
 
     def kv_cache_spec(self) -> PagedKvSpec:
         """Ask for the smallest pages."""
         return PagedKvSpec(key_value_heads=1, head_dim=16, value_head_dim=16)
+
+    def ssm_state_spec(self) -> SsmStateSpec:
+        """Ask for the smallest state."""
+        return SsmStateSpec(convolution=(3, 16), recurrent=(1, 16, 16))
 
     def use_fp8_kv(self, calibration: KvCalibration | None, /) -> None:
         """Keep what finds the scales."""
@@ -114,7 +125,9 @@ verify: VerifyLayer = Whole()
 verify_multi: MultiSeqVerifyLayer = Whole()
 prefill: PrefillLayer = Whole()
 split_prefill: SplitPrefillLayer = Whole()
+row_buffers: RowBuffersLayer = Whole()
 paged_kv: PagedKvLayer = Whole()
+ssm_pool: SsmPoolLayer = Whole()
 fp8_kv: Fp8KvLayer = Whole()
 own_state: OwnStateLayer = Whole()
 graph_replay: GraphReplayLayer = Whole()

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
         PagedKvSpec,
         PrefillContext,
         PrefillLayer,
+        RowBuffer,
+        RowBuffersLayer,
         SplitPrefillLayer,
+        SsmPoolLayer,
+        SsmStateSpec,
         VerifyContext,
         VerifyLayer,
     )
@@ -49,6 +53,10 @@ class Misshapen:
         """Need to be told the chunk again."""
         return hidden[chunk.start] + context.chunk_start
 
+    def split_prefill_buffers(self, rows: int, /) -> tuple[RowBuffer, ...]:
+        """Need to know how many rows there will be."""
+        return () if rows else ()
+
     def prefill_phase1(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> None:
         """Be the only phase that can be called."""
         buffers[context.chunk_start] = hidden
@@ -64,6 +72,10 @@ class Misshapen:
     def kv_cache_spec(self) -> PagedKvSpec | None:
         """Leave it open whether there are pages."""
         return None
+
+    def ssm_state_spec(self) -> list[SsmStateSpec]:
+        """Ask for several states."""
+        return []
 
     def use_fp8_kv(self) -> None:
         """Leave no place for what finds the scales."""
@@ -100,7 +112,9 @@ verify: VerifyLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 verify_multi: MultiSeqVerifyLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 prefill: PrefillLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 split_prefill: SplitPrefillLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
+row_buffers: RowBuffersLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 paged_kv: PagedKvLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
+ssm_pool: SsmPoolLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 fp8_kv: Fp8KvLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 own_state: OwnStateLayer = Misshapen()  # pyright: ignore[reportAssignmentType]
 graph_replay: GraphReplayLayer = Misshapen()  # pyright: ignore[reportAssignmentType]

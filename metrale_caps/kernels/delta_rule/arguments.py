@@ -99,8 +99,8 @@ def check_intermediates(intermediates: Tensor | None, states: Tensor, max_rows: 
     sizes = {"slots": slots, "verify_rows": None, "heads": heads, "value_dim": value_dim, "key_dim": key_dim}
     expect_shape("intermediates", intermediates, **sizes)
     expect_dtype("intermediates", intermediates, torch.float32)
-    if not intermediates[0].is_contiguous():
-        raise LaunchError(f"a slot of intermediates must be contiguous, but the strides are {intermediates.stride()}")
+    if intermediates.shape[1] and not intermediates[0, 0].is_contiguous():
+        raise LaunchError(f"a row of intermediates must be contiguous, but the strides are {intermediates.stride()}")
     if max_rows > intermediates.shape[1]:
         raise LaunchError(
             f"a sequence may have {max_rows} rows, but intermediates holds the states of {intermediates.shape[1]}"

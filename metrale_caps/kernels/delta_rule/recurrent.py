@@ -43,7 +43,8 @@ def recurrent_delta_rule_kernel(
     stride_decay_head: tl.tensor,
     stride_beta: tl.tensor,
     stride_slot: tl.tensor,
-    stride_intermediate: tl.tensor,
+    stride_kept_slot: tl.tensor,
+    stride_kept_row: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -76,7 +77,7 @@ def recurrent_delta_rule_kernel(
     decay_place = log_decay + row * stride_decay_row + head * stride_decay_head
     beta_place = beta + row * stride_beta + head
     output_place = output + (row * HEADS + head) * VALUE_DIM + column
-    kept_place = intermediates + slot * stride_intermediate + cell if KEEPS_ROWS else place
+    kept_place = intermediates + slot * stride_kept_slot + cell if KEEPS_ROWS else place
     for _ in range(start, end):
         k = tl.load(key_place, mask=read, other=0.0).to(tl.float32)
         v = tl.load(value_place, mask=live & (column < VALUE_DIM), other=0.0).to(tl.float32)
@@ -91,7 +92,7 @@ def recurrent_delta_rule_kernel(
         tl.store(output_place, tl.sum(state * q[None, :], 1) * scale, mask=column < VALUE_DIM)
         if KEEPS_ROWS:
             tl.store(kept_place, state, mask=inside)
-            kept_place += HEADS * VALUE_DIM * KEY_DIM
+            kept_place += stride_kept_row
         query_place += stride_query_row
         key_place += stride_key_row
         value_place += stride_value_row
@@ -134,7 +135,7 @@ def recurrent_delta_rule(
         max_rows: upper bound of the rows of a sequence.
         dummy_slot: a slot that is nobody's, or None.
         intermediates: `[slots, verify_rows, heads, value_dim, key_dim]` fp32, to which the state after row i of a
-            sequence is written at `[slot, i]`; None for none.
+            sequence is written at `[slot, i]`; the strides of slots and rows are free. None for none.
 
     Returns:
         `[rows, heads, value_dim]`, new, in the dtype of `query`.
@@ -176,7 +177,8 @@ def recurrent_delta_rule(
         stride_decay_head=log_decay.stride(1),
         stride_beta=beta.stride(0),
         stride_slot=states.stride(0),
-        stride_intermediate=0 if intermediates is None else intermediates.stride(0),
+        stride_kept_slot=0 if intermediates is None else intermediates.stride(0),
+        stride_kept_row=0 if intermediates is None else intermediates.stride(1),
         HEADS=shape.heads,
         GROUP=shape.group,
         KEY_DIM=shape.key_dim,
