@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -24,6 +25,9 @@ from metrale_caps.kernels.combine import combine
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.softmax import key_range, softmax_step
 from metrale_caps.kernels.tiles import dot_precision, next_power_of_two, split_count
+
+if TYPE_CHECKING:
+    from metrale_caps.kernels.architecture import Architecture
 
 _LEAST = 16
 """Rows, columns and depth of the smallest product of a tensor core."""
@@ -83,15 +87,13 @@ def latent_attention_kernel(
     row = (first_lane + lane) // HEADS
     head = (first_lane + lane) % HEADS
     live = row < row_count
-    own = history + row
     q_place = query + (start + row).to(tl.int64) * stride_query_row + head.to(tl.int64) * stride_query_head
-    if DEPTH == RANK_BLOCK:
-        q = _load_columns(q_place, live, 0, RANK, RANK_BLOCK)
-    if ROTARY > 0:
-        q_rotary = _load_columns(q_place + RANK, live, 0, ROTARY, ROTARY_BLOCK)
+    q = _load_columns(q_place, live, 0, RANK, RANK_BLOCK)
+    q_rotary = _load_columns(q_place + RANK, live, 0, ROTARY, ROTARY_BLOCK)
 
     end = tl.minimum(length, history + (first_lane + LANES - 1) // HEADS + 1)
     _, begin, end = key_range(history + first_lane // HEADS, end, 0, split, KEYS, SPLITS, False)
+    last = tl.minimum(history + row, end - 1)
     peak = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.full((LANES,), 0.0, tl.float32)
     mixed = tl.full((LANES, RANK_BLOCK), 0.0, tl.float32)
@@ -121,8 +123,7 @@ def latent_attention_kernel(
         if ROTARY > 0:
             rotary = _load_columns(place + RANK, exists, 0, ROTARY, ROTARY_BLOCK)
             scores = tl.dot(q_rotary, tl.trans(rotary), scores, input_precision=PRECISION)
-        seen = exists[None, :] & (key[None, :] <= own[:, None])
-        scores = tl.where(seen, scores * scale_log2, float("-inf"))
+        scores = tl.where(key[None, :] <= last[:, None], scores * scale_log2, float("-inf"))
         weights, decay, peak, total = softmax_step(scores, peak, total)
         mixed = tl.dot(weights.to(latent.dtype), latent, mixed * decay[:, None], input_precision=PRECISION)
 
@@ -273,16 +274,23 @@ def latent_tile(device: torch.device, dtype: torch.dtype, rank: int, rows: int, 
         return LatentTile(_LEAST, 16, min(whole, 64), 8 if whole > 128 else 4)
     if whole > 512:
         return LatentTile(_LEAST, 16, 128, 8, 2)
-    is_amd = architecture.vendor == "amd"
-    # decoding needs many programs rather than large ones, unless sums have a memory of their own
-    small = rows == 1 if is_amd or architecture.generation < _BLACKWELL else False
-    most = 32 if small or architecture.generation == _AMPERE else 64
-    lanes = min(lanes, most)
-    keys = 16 if is_amd and whole > 256 else 32
-    warps = 8 if lanes * whole > 8192 or (whole > 256 and not is_amd) else 4
-    # a group of warps multiplies what descriptors point to, and there are more of them than registers beside the sums
-    hoists = is_amd or lanes < 64
-    return LatentTile(lanes, keys, whole, warps, 2, hoists)
+    if architecture.vendor == "amd":
+        lanes = min(lanes, 32 if rows == 1 else 64)
+        return LatentTile(lanes, 16 if whole > 256 else 32, whole, 8 if lanes * whole > 8192 else 4, 2)
+    lanes = min(lanes, _most_lanes(architecture, rows))
+    # heads that fill tiles leave registers for two programs on a multiprocessor, if keys are few
+    is_full = lanes == 32 and rows == 1 and heads % 32 == 0
+    warps = 8 if lanes * whole > 8192 or whole > 256 else 4
+    # a warpgroup reads operands through descriptors, and beside its sums there are too few registers for all of them
+    return LatentTile(lanes, 16 if is_full and whole > 256 else 32, whole, warps, 2, hoists=lanes < 64)
+
+
+def _most_lanes(architecture: Architecture, rows: int) -> int:
+    """Return the most lanes of a program on an NVIDIA GPU; with 64, groups of warps multiply."""
+    if architecture.generation >= _BLACKWELL:
+        return 64
+    # decoding gains more from programs that run beside each other
+    return 64 if architecture.generation > _AMPERE and rows > 1 else 32
 
 
 def check_latents(

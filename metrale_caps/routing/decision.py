@@ -251,7 +251,7 @@ _ROWS = (
     Choice(
         "recurrent_state",
         "uses_ssm_pool",
-        "in the engine's pool",
+        "in the engine's pool, for the layers that have any",
         "allocated and owned by the layers named, in the pool for the others",
         without_engine="allocated and owned by the layers that have any",
     ),

@@ -64,11 +64,16 @@ class Steps:
 
     def start(self, slot: int, tokens: list[int]) -> Sequence:
         """Start a sequence in a slot and compute its prompt."""
+        sequence = self.begin(slot, tokens)
+        self.prefill(sequence)
+        return sequence
+
+    def begin(self, slot: int, tokens: list[int]) -> Sequence:
+        """Start a sequence in a slot."""
         blocks = list(range(BLOCKS_EACH * slot, BLOCKS_EACH * (slot + 1)))
         sequence = Sequence(slot, list(tokens), len(tokens), max_new_tokens=300, slot=slot, blocks=blocks)
         self.sequences[slot] = sequence
         self.runner.start(sequence)
-        self.prefill(sequence)
         return sequence
 
     def prefill(self, sequence: Sequence, chunk: int = 64) -> torch.Tensor | None:

@@ -159,10 +159,10 @@ def test_layer_that_inherits_a_forward_stub_runs_row_by_row(tiny_llama: Any) -> 
     assert set(layer.rows) == {1}
 
 
-def test_layer_that_needs_a_pool_is_refused(tiny_llama: Any) -> None:
-    """A stack with recurrent state in a pool does not run as if it had none."""
+def test_recurrent_layer_that_asks_for_no_state_is_refused(tiny_llama: Any) -> None:
+    """It would be given none, and would have to keep one sequence's state where the next one finds it."""
 
-    class NeedsPool(OnlyDecodes):
+    class AsksForNone(OnlyDecodes):
         def is_ssm_layer(self) -> bool:
             return True
 
@@ -173,8 +173,8 @@ def test_layer_that_needs_a_pool_is_refused(tiny_llama: Any) -> None:
         def prefill_phase3(self, hidden: Tensor, *_: Any) -> Tensor:
             return hidden
 
-    decoder, _ = _replace(_decoder(tiny_llama), 1, NeedsPool)
-    with pytest.raises(ConfigurationError, match=r"layer 1 .*does not have yet"):
+    decoder, _ = _replace(_decoder(tiny_llama), 1, AsksForNone)
+    with pytest.raises(ConfigurationError, match=r"layer 1 .*AsksForNone.* has no `ssm_state_spec`"):
         Engine(decoder)
 
 

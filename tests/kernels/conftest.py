@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from metrale_caps.kernels import (
 )
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.operations import operations
+from tests.kernels.delta_inputs import gpu_tiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -92,4 +94,5 @@ def tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
             for module, names in _TILED.items():
                 for name in names:
                     patch.setattr(module, name, _for_gpu(getattr(module, name)))
-        yield
+        with gpu_tiles() if request.param == "gpu" else contextlib.nullcontext():
+            yield

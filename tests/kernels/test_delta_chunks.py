@@ -31,7 +31,7 @@ from tests.kernels.delta_inputs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -43,16 +43,6 @@ CHUNK = 64
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 WRAP = 2**31
-
-
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def tiles(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run kernels with the tiles of a CPU or of a GPU."""
-    if request.param == "cpu":
-        yield
-    else:
-        with gpu_tiles():
-            yield
 
 
 @given(pieces=st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=6), seed=st.integers(0, 99))
@@ -95,7 +85,7 @@ def _set_hard_gates(batch: Batch, gates: str) -> None:
     batch.log_decay.copy_(choice[picked])
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("gates", _HARD)
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda shape: "x".join(map(str, shape)))
 @each_rule
@@ -108,7 +98,7 @@ def test_hard_gates_are_exact(rule: Rule, per_channel: bool, shape: Shape, gates
     batch.check(batch.advance(rule), exact)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @each_rule
 def test_strong_channel_decays_overflow_nothing(rule: Rule) -> None:
     """Sums of 64 rows reach -2000 in one channel and -0.06 in its neighbour: no exponential of either's opposite."""
@@ -120,7 +110,7 @@ def test_strong_channel_decays_overflow_nothing(rule: Rule) -> None:
     batch.check(batch.advance(rule), exact)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("beta", [1.0, 0.999])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @each_rule
@@ -242,7 +232,7 @@ def _check_within_roundings(found: Tensor, near: Near) -> float:
     return float((error / bound).max())
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("shape", [SMALL, SHAPES[2], Shape(1, 2, 80, 72)], ids=lambda shape: "x".join(map(str, shape)))
 @each_decay
@@ -260,7 +250,7 @@ def test_narrow_dtypes_err_by_their_roundings(shape: Shape, per_channel: bool, d
     assert min(shares) > 0.05, shares
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("rule", [KERNELS.recurrent, *TWINS], ids=["kernel", "twin", "chunked twin"])
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @each_decay
@@ -274,7 +264,7 @@ def test_other_ways_round_the_result_alone(rule: Rule, per_channel: bool, dtype:
         check_close(batch.states[slot], exact.states[index], SLACK)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("gates", _HARD)
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @each_decay
@@ -282,8 +272,8 @@ def test_narrow_dtypes_err_by_their_roundings_on_hard_gates(gates: str, per_chan
     """And where keys are all alike.
 
     The bound cannot see that roundings cancel: where little is forgotten it may exceed the numbers. On the way from an
-    input to a result lie no more than ten roundings, each of half a unit in the last place of numbers that are no larger
-    than the largest result's; that many are allowed of the largest magnitude.
+    input to a result lie no more than ten roundings, each of half a unit in the last place of numbers no larger than
+    the largest result; that many are allowed of the largest magnitude.
     """
     batch = make_batch([130], SHAPES[1], per_channel=per_channel, dtype=dtype)
     _set_hard_gates(batch, gates)
@@ -324,18 +314,22 @@ def test_states_on_both_sides_of_the_wrap(rule: Rule, expanse: Tensor, per_chann
     assert torch.equal(bits(far.pool.contiguous()), bits(near.pool))
 
 
+@pytest.mark.parametrize("axis", ["slots", "rows"])
 @each_pair
-def test_intermediates_on_both_sides_of_the_wrap(pair: Pair, expanse: Tensor) -> None:
+def test_intermediates_on_both_sides_of_the_wrap(pair: Pair, expanse: Tensor, axis: str) -> None:
     """So are the states after each row."""
     batch = make_batch([3, 2, 1], slots=(0, 4, 3))
     other = batch.copy()
     dense = torch.full((5, 3, *batch.states.shape[1:]), NAN)
-    far = expanse.as_strided(dense.shape, (WRAP // 4, *dense.stride()[1:]))
+    size = batch.states[0].numel()
+    strides = (WRAP // 4, size) if axis == "slots" else (size, WRAP // 2)
+    far = expanse.as_strided(dense.shape, (*strides, *batch.states.stride()[1:]))
     far.copy_(dense)
     output = batch.advance(pair.recurrent, intermediates=dense)
     assert torch.equal(other.advance(pair.recurrent, intermediates=far), output)
     assert torch.equal(bits(far.contiguous()), bits(dense))
     assert not dense[4, :2].isnan().any()
+    assert not dense[0].isnan().any()
 
 
 @pytest.mark.parametrize("axis", ["rows", "heads"])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from metrale_caps.errors import LaunchError
 from metrale_caps.kernels import delta_rule
 from metrale_caps.kernels.naive import delta_rule as naive
-from tests.kernels.delta_inputs import NAN, gpu_tiles
+from tests.kernels.delta_inputs import NAN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -27,16 +27,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 UNIT = 2.0**-24
 each_gates = pytest.mark.parametrize("gates", [delta_rule.delta_gates, naive.delta_gates], ids=["kernel", "twin"])
-
-
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def tiles(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run the kernel with the tiles of a CPU or of a GPU."""
-    if request.param == "cpu":
-        yield
-    else:
-        with gpu_tiles():
-            yield
 
 
 class Inputs(NamedTuple):
@@ -91,7 +81,7 @@ def _inputs(rows: int, heads: int, width: int | None, dtype: torch.dtype, spread
     )
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
 @pytest.mark.parametrize(
     ("heads", "width"), [(1, None), (4, None), (33, None), (1, 1), (3, 20), (4, 64), (16, 128), (2, 1)]
@@ -126,7 +116,7 @@ def test_any_shape_and_any_spread(
 _FAR = (-3e38, -1e4, -200.0, -104.0, -88.0, -20.0, -2.0, -1.3, 0.0, 1.4, 2.0, 20.0, 21.0, 89.0, 1e4, 3e38)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("width", [None, 3])
 @each_gates
 def test_far_inputs_give_no_nan(gates: Gates, width: int | None) -> None:

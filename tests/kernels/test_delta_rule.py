@@ -27,12 +27,11 @@ from tests.kernels.delta_inputs import (
     each_decay,
     each_pair,
     each_rule,
-    gpu_tiles,
     make_batch,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -45,17 +44,7 @@ RAGGED = (5, 0, 70, 1, 0, 64, 17)
 STEPS = 8
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def tiles(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run kernels with the tiles of a CPU or of a GPU."""
-    if request.param == "cpu":
-        yield
-    else:
-        with gpu_tiles():
-            yield
-
-
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @each_pair
 @each_decay
@@ -71,7 +60,7 @@ def test_prefill_and_steps_keep_the_state_exact(pair: Pair, shape: Shape, per_ch
         decode.check(decode.advance(pair.recurrent), exact)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @each_rule
 @each_decay
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,7 +79,7 @@ def test_packed_sequence_is_what_it_is_alone(rule: Rule, per_channel: bool, dtyp
         assert torch.equal(alone.states[slot], batch.states[slot])
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @each_rule
 @each_decay
 def test_loose_bound_of_rows_changes_nothing(rule: Rule, per_channel: bool) -> None:
@@ -101,14 +90,13 @@ def test_loose_bound_of_rows_changes_nothing(rule: Rule, per_channel: bool) -> N
     assert torch.equal(bits(tight.pool), bits(loose.pool))
 
 
-def _intermediates(batch: Batch, rows: int) -> tuple[Tensor, Tensor]:
-    """A storage of NaN and the view of it that takes the state after each of so many rows of a slot."""
+def _rows_of_slots(storage: Tensor, batch: Batch) -> Tensor:
+    """View a storage that is larger on every axis as `[slots, 4, heads, value_dim, key_dim]`."""
     slots, *inner = batch.states.shape
-    storage = torch.full((slots, rows + 1, *inner), NAN)
-    return storage, storage[:, :rows]
+    return storage[:slots, :4, 3 : 3 + batch.states[0].numel()].view(slots, 4, *inner)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @each_pair
 @each_decay
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: "x".join(map(str, shape)))
@@ -117,14 +105,14 @@ def test_verify_is_so_many_single_steps(pair: Pair, per_channel: bool, shape: Sh
     lengths, dummy = (4, 1, 0, 3, 4, 2), 6
     batch = make_batch(lengths, shape, per_channel=per_channel, slots=(3, 0, 5, 7, dummy, NOBODY), dummy_slot=dummy)
     before, single = batch.copy(), batch.copy()
-    storage, kept = _intermediates(batch, 4)
-    output = batch.advance(pair.recurrent, intermediates=kept)
-    expected = torch.full_like(storage, NAN)
+    storage = torch.full((batch.states.shape[0] + 1, 5, batch.states[0].numel() + 7), NAN)
+    expected = storage.clone()
+    output = batch.advance(pair.recurrent, intermediates=_rows_of_slots(storage, batch))
     for _, slot, rows in single.live():
         for index, row in enumerate(range(rows.start, rows.stop)):
             step = single.of_rows(slice(row, row + 1), slot)
             assert torch.equal(step.advance(pair.recurrent)[0], output[row])
-            expected[slot, index] = step.states[slot]
+            _rows_of_slots(expected, batch)[slot, index] = step.states[slot]
     assert torch.equal(bits(batch.pool), bits(single.pool))
     assert torch.equal(bits(storage), bits(expected))
     batch.check_only_own_states_changed(before)
@@ -144,7 +132,7 @@ def test_any_rows_of_any_sequences(pair: Pair, lengths: list[int], seed: int) ->
             batch.check(batch.advance(rule), exact)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @each_rule
 @each_decay
 @pytest.mark.parametrize("poison", [False, True], ids=["numbers", "nan"])
@@ -228,6 +216,15 @@ def test_pool_without_slots_serves_no_sequences(rule: Rule) -> None:
     assert not batch.advance(rule).any()
 
 
+@each_pair
+def test_intermediates_without_slots_take_nothing(pair: Pair) -> None:
+    """As the pool that they belong to."""
+    batch = make_batch((2, 1), slots=(NOBODY, NOBODY))
+    batch = batch.with_pool(batch.pool[:0])
+    kept = torch.zeros(0, 2, SMALL.heads, SMALL.value_dim, SMALL.key_dim)
+    assert not batch.advance(pair.recurrent, intermediates=kept).any()
+
+
 def _arguments(**changed: object) -> dict[str, Any]:
     batch = make_batch((2, 1))
     return {
@@ -304,8 +301,8 @@ def test_argument_that_does_not_fit_is_named(rule: Rule, fault: str) -> None:
         (torch.zeros(4, 2, 4, 16, 24), r"intermediates must be .* value_dim is 16 rather than 24"),
         (torch.zeros(3, 2, 4, 24, 16), r"intermediates must be .* slots is 3 rather than 4"),
         (torch.zeros(4, 2, 4, 24, 16).half(), "intermediates must be torch.float32, but is torch.float16"),
-        (torch.zeros(4, 2, 4, 16, 24).mT, "a slot of intermediates must be contiguous"),
-        (torch.zeros(4, 4, 4, 24, 16)[:, ::2], "a slot of intermediates must be contiguous"),
+        (torch.zeros(4, 2, 4, 16, 24).mT, "a row of intermediates must be contiguous"),
+        (torch.zeros(4, 2, 8, 24, 16)[:, :, ::2], "a row of intermediates must be contiguous"),
         (torch.zeros(4, 1, 4, 24, 16), "a sequence may have 2 rows, but intermediates holds the states of 1"),
     ],
 )

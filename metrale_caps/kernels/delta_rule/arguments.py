@@ -82,7 +82,7 @@ def check_delta_rule(
     named = {"query": query, "key": key, "value": value, "log_decay": log_decay, "beta": beta}
     for name, tensor in named.items():
         expect_inner_contiguous(name, tensor)
-    if heads and not states[0].is_contiguous():
+    if states.numel() and not states[0].is_contiguous():
         raise LaunchError(f"a slot of states must be contiguous, but the strides are {states.stride()}")
     return DeltaShape(rows, key_heads, heads, key_dim, value_dim, per_channel)
 
@@ -99,7 +99,7 @@ def check_intermediates(intermediates: Tensor | None, states: Tensor, max_rows: 
     sizes = {"slots": slots, "verify_rows": None, "heads": heads, "value_dim": value_dim, "key_dim": key_dim}
     expect_shape("intermediates", intermediates, **sizes)
     expect_dtype("intermediates", intermediates, torch.float32)
-    if intermediates.shape[1] and not intermediates[0, 0].is_contiguous():
+    if intermediates.numel() and not intermediates[0, 0].is_contiguous():
         raise LaunchError(f"a row of intermediates must be contiguous, but the strides are {intermediates.stride()}")
     if max_rows > intermediates.shape[1]:
         raise LaunchError(

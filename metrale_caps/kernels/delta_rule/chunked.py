@@ -62,7 +62,7 @@ def scan_chunks_kernel(
         return
     slot = tl.load(sequence_slots + sequence).to(tl.int64)
     live_slot = (slot >= 0) & (slot != dummy_slot)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     key_head = head // GROUP
     lane = tl.arange(0, CHUNK)
     channel = tl.arange(0, KEYS)

@@ -55,9 +55,9 @@ def delta_gates_kernel(
     tl.store(log_decay + row[:, None] * (HEADS * WIDTH) + column[None, :], decay, mask=inside)
     if tl.program_id(1) == 0:
         head = tl.arange(0, HEAD_BLOCK)
-        inside = (row[:, None] < rows) & (head[None, :] < HEADS)
-        b = tl.load(beta_input + row[:, None] * stride_beta + head[None, :], mask=inside, other=0.0).to(tl.float32)
-        tl.store(beta + row[:, None] * HEADS + head[None, :], 1.0 / (1.0 + tl.exp(-b)), mask=inside)
+        of_heads = (row[:, None] < rows) & (head[None, :] < HEADS)
+        b = tl.load(beta_input + row[:, None] * stride_beta + head[None, :], mask=of_heads, other=0.0).to(tl.float32)
+        tl.store(beta + row[:, None] * HEADS + head[None, :], 1.0 / (1.0 + tl.exp(-b)), mask=of_heads)
 
 
 def delta_gates(

@@ -46,13 +46,14 @@ def _near_products(
     """Add the products of rows of one subchunk, each with the row `distance` before it, channel decays in between."""
     between = tl.full(k.shape, 0.0, tl.float32)
     for distance in range(SUBCHUNK):
+        back = tl.cast(distance, tl.int64)
         valid = lane % SUBCHUNK >= distance
         mask = exists & valid[:, None]
-        decayed = tl.load(keys_before - distance * stride_key, mask=mask, other=0.0).to(tl.float32) * tl.exp(between)
+        decayed = tl.load(keys_before - back * stride_key, mask=mask, other=0.0).to(tl.float32) * tl.exp(between)
         hit = (lane[None, :] == lane[:, None] - distance) & valid[:, None]
         products += tl.where(hit, tl.sum(k * decayed, 1)[:, None], 0.0)
         scores += tl.where(hit, tl.sum(q * decayed, 1)[:, None], 0.0)
-        between += tl.load(decays_before - distance * stride_decay, mask=mask, other=0.0)
+        between += tl.load(decays_before - back * stride_decay, mask=mask, other=0.0)
     return scores, products
 
 
@@ -136,7 +137,7 @@ def prepare_chunks_kernel(
     count = tl.load(row_starts + sequence + 1) - start - first
     if count <= 0:
         return
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     key_head = head // GROUP
     lane = tl.arange(0, CHUNK)
     live = lane < count

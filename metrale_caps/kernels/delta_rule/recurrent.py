@@ -61,7 +61,7 @@ def recurrent_delta_rule_kernel(
         return
     slot = tl.load(sequence_slots + sequence).to(tl.int64)
     live = (slot >= 0) & (slot != dummy_slot)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, KEYS)
     column = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     read = live & (channel < KEY_DIM)
