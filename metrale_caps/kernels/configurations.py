@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +12,9 @@ from metrale_caps.errors import ConfigurationError
 from metrale_caps.kernels.activation import silu_mul
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.attention import paged_attention
+from metrale_caps.kernels.configuration import BF16, FP8, FP32, SEQUENCES, Configuration, empty
 from metrale_caps.kernels.launch import record_launches
+from metrale_caps.kernels.recurrent_configurations import RECURRENT
 from metrale_caps.kernels.rms_norm import add_rms_norm, rms_norm
 from metrale_caps.kernels.rope import rope_write_kv
 from metrale_caps.kernels.rotary import RotaryTable
@@ -30,28 +32,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gfx942": Architecture("amd", multiprocessors=304),
 }
 
-_META = torch.device("meta")
 _BLOCK_SIZE = 16
 _POSITIONS = 4096
-_SEQUENCES = 32
 _POOL_BLOCKS = 2**20
-_BF16, _FP32, _FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
-
-
-class Configuration(NamedTuple):
-    """One kernel as one model launches it.
-
-    Attributes:
-        kernel: name of the kernel's function; a call may launch more than one kernel.
-        call: calls the launcher with tensors that hold no data.
-        multiplies: whether the kernel multiplies matrices.
-        many_rows: whether it does so for at least 64 rows at a time.
-    """
-
-    kernel: str
-    call: Callable[[], object]
-    multiplies: bool = False
-    many_rows: bool = False
 
 
 def launch_of(name: str, target: str) -> Launch:
@@ -69,13 +52,9 @@ def launch_of(name: str, target: str) -> Launch:
     return found[0]
 
 
-def _empty(*shape: int, dtype: torch.dtype = _BF16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=_META)
-
-
 def _pages(heads: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     # a pool fills what memory the model leaves: too much for offsets of 32 bits
-    return _empty(_POOL_BLOCKS, 2, _BLOCK_SIZE, heads, width, dtype=dtype).unbind(1)
+    return empty(_POOL_BLOCKS, 2, _BLOCK_SIZE, heads, width, dtype=dtype).unbind(1)
 
 
 def _attention(
@@ -83,7 +62,7 @@ def _attention(
     head_dim: int,
     rows: int,
     *,
-    dtype: torch.dtype = _BF16,
+    dtype: torch.dtype = BF16,
     pages: torch.dtype | None = None,
     value_dim: int | None = None,
     window: int | None = None,
@@ -91,15 +70,15 @@ def _attention(
 ) -> None:
     query_heads, kv_heads = heads
     keys, values = _pages(kv_heads, head_dim, pages or dtype)
-    scale = _empty(1, dtype=_FP32) if pages == _FP8 else None
-    packed = _empty(rows * _SEQUENCES, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
+    scale = empty(1, dtype=FP32) if pages == FP8 else None
+    packed = empty(rows * SEQUENCES, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
     paged_attention(
         packed[:, :query_heads],
         keys,
         values[..., :value_dim],
-        _empty(_SEQUENCES, _POSITIONS // _BLOCK_SIZE, dtype=torch.int32),
-        _empty(_SEQUENCES, dtype=torch.int32),
-        _empty(_SEQUENCES + 1, dtype=torch.int32),
+        empty(SEQUENCES, _POSITIONS // _BLOCK_SIZE, dtype=torch.int32),
+        empty(SEQUENCES, dtype=torch.int32),
+        empty(SEQUENCES + 1, dtype=torch.int32),
         scale=head_dim**-0.5,
         max_rows=rows,
         max_length=_POSITIONS,
@@ -111,10 +90,10 @@ def _attention(
 
 
 def _store(kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    keys, values = _pages(kv_heads, head_dim, _FP8)
-    packed = _empty(_SEQUENCES, 2 * kv_heads, head_dim, dtype=dtype)
-    scale = _empty(1, dtype=_FP32)
-    slots = _empty(_SEQUENCES, dtype=torch.int64)
+    keys, values = _pages(kv_heads, head_dim, FP8)
+    packed = empty(SEQUENCES, 2 * kv_heads, head_dim, dtype=dtype)
+    scale = empty(1, dtype=FP32)
+    slots = empty(SEQUENCES, dtype=torch.int64)
     store_kv_fp8(packed[:, :kv_heads], packed[:, kv_heads:], slots, keys, values, scale, scale)
 
 
@@ -122,19 +101,19 @@ def _rope(
     heads: tuple[int, int],
     head_dim: int,
     *,
-    dtype: torch.dtype = _BF16,
+    dtype: torch.dtype = BF16,
     rotary_dim: int | None = None,
     head_norms: bool = False,
 ) -> None:
     query_heads, kv_heads = heads
     half = (rotary_dim or head_dim) // 2
     keys, values = _pages(kv_heads, head_dim, dtype)
-    norm = _empty(head_dim, dtype=dtype) if head_norms else None
+    norm = empty(head_dim, dtype=dtype) if head_norms else None
     rope_write_kv(
-        _empty(_SEQUENCES, (query_heads + 2 * kv_heads) * head_dim, dtype=dtype),
-        RotaryTable(_empty(_POSITIONS, half, dtype=_FP32), _empty(_POSITIONS, half, dtype=_FP32)),
-        _empty(_SEQUENCES, dtype=torch.int64),
-        _empty(_SEQUENCES, dtype=torch.int64),
+        empty(SEQUENCES, (query_heads + 2 * kv_heads) * head_dim, dtype=dtype),
+        RotaryTable(empty(_POSITIONS, half, dtype=FP32), empty(_POSITIONS, half, dtype=FP32)),
+        empty(SEQUENCES, dtype=torch.int64),
+        empty(SEQUENCES, dtype=torch.int64),
         keys,
         values,
         query_heads=query_heads,
@@ -145,7 +124,7 @@ def _rope(
 
 
 def _norm(width: int, dtype: torch.dtype, *, residual: bool = False) -> None:
-    x, weight = _empty(_SEQUENCES, width, dtype=dtype), _empty(width, dtype=dtype)
+    x, weight = empty(SEQUENCES, width, dtype=dtype), empty(width, dtype=dtype)
     if residual:
         add_rms_norm(x, torch.empty_like(x), weight, 1e-5)
     else:
@@ -153,7 +132,7 @@ def _norm(width: int, dtype: torch.dtype, *, residual: bool = False) -> None:
 
 
 def _gate(width: int, dtype: torch.dtype) -> None:
-    silu_mul(_empty(_SEQUENCES, 2 * width, dtype=dtype))
+    silu_mul(empty(SEQUENCES, 2 * width, dtype=dtype))
 
 
 _decode = functools.partial(_attention, rows=1)
@@ -173,7 +152,7 @@ def _attention_configurations() -> dict[str, Configuration]:
         found[f"attention prefill {kind}"] = _attends(functools.partial(_prefill, heads, head_dim), many_rows=True)
     wide_keys = {"heads": (16, 16), "head_dim": 192, "value_dim": 128}
     sixteen = {"heads": (32, 8), "head_dim": 64, "dtype": torch.float16}
-    exact = {"heads": (9, 3), "head_dim": 64, "dtype": _FP32}
+    exact = {"heads": (9, 3), "head_dim": 64, "dtype": FP32}
     for kind, shape in (("bf16 d192/128 16/16", wide_keys), ("fp16 d64 32/8", sixteen), ("fp32 d64 9/3", exact)):
         found[f"attention decode {kind}"] = _attends(functools.partial(_decode, **shape))
         found[f"attention prefill {kind}"] = _attends(functools.partial(_prefill, **shape), many_rows=True)
@@ -187,18 +166,18 @@ def _attention_configurations() -> dict[str, Configuration]:
 def _fp8_attention_configurations() -> dict[str, Configuration]:
     found: dict[str, Configuration] = {}
     for name, dtype, heads, head_dim in (
-        ("bf16", _BF16, (32, 8), 64),
-        ("bf16", _BF16, (32, 8), 128),
-        ("bf16", _BF16, (28, 4), 128),
-        ("bf16", _BF16, (32, 8), 256),
+        ("bf16", BF16, (32, 8), 64),
+        ("bf16", BF16, (32, 8), 128),
+        ("bf16", BF16, (28, 4), 128),
+        ("bf16", BF16, (32, 8), 256),
         ("fp16", torch.float16, (32, 8), 128),
-        ("fp32", _FP32, (9, 3), 64),
+        ("fp32", FP32, (9, 3), 64),
     ):
         kind = f"{name} on fp8 d{head_dim} {heads[0]}/{heads[1]}"
-        call = functools.partial(_attention, heads, head_dim, dtype=dtype, pages=_FP8)
+        call = functools.partial(_attention, heads, head_dim, dtype=dtype, pages=FP8)
         found[f"attention decode {kind}"] = _attends(functools.partial(call, rows=1))
         found[f"attention prefill {kind}"] = _attends(functools.partial(call, rows=512), many_rows=True)
-    split = functools.partial(_decode, (32, 8), 128, pages=_FP8, splits=8)
+    split = functools.partial(_decode, (32, 8), 128, pages=FP8, splits=8)
     found["attention decode split bf16 on fp8 d128 32/8"] = _attends(split)
     return found
 
@@ -213,13 +192,14 @@ CONFIGURATIONS: Mapping[str, Configuration] = {
     "rope of 32 channels bf16 d80 32/32": Configuration(
         "rope_write_kv_kernel", lambda: _rope((32, 32), 80, rotary_dim=32)
     ),
-    "rope fp32 d64 9/3": Configuration("rope_write_kv_kernel", lambda: _rope((9, 3), 64, dtype=_FP32)),
-    "store_kv_fp8 bf16 d128 8": Configuration("store_kv_fp8_kernel", lambda: _store(8, 128, _BF16)),
-    "store_kv_fp8 fp32 d64 3": Configuration("store_kv_fp8_kernel", lambda: _store(3, 64, _FP32)),
-    "rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16)),
-    "add_rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, _BF16, residual=True)),
-    "add_rms_norm bf16 576": Configuration("rms_norm_kernel", lambda: _norm(576, _BF16, residual=True)),
-    "add_rms_norm fp32 576": Configuration("rms_norm_kernel", lambda: _norm(576, _FP32, residual=True)),
-    "silu_mul bf16 14336": Configuration("silu_mul_kernel", lambda: _gate(14336, _BF16)),
-    "silu_mul fp32 1536": Configuration("silu_mul_kernel", lambda: _gate(1536, _FP32)),
+    "rope fp32 d64 9/3": Configuration("rope_write_kv_kernel", lambda: _rope((9, 3), 64, dtype=FP32)),
+    "store_kv_fp8 bf16 d128 8": Configuration("store_kv_fp8_kernel", lambda: _store(8, 128, BF16)),
+    "store_kv_fp8 fp32 d64 3": Configuration("store_kv_fp8_kernel", lambda: _store(3, 64, FP32)),
+    "rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, BF16)),
+    "add_rms_norm bf16 4096": Configuration("rms_norm_kernel", lambda: _norm(4096, BF16, residual=True)),
+    "add_rms_norm bf16 576": Configuration("rms_norm_kernel", lambda: _norm(576, BF16, residual=True)),
+    "add_rms_norm fp32 576": Configuration("rms_norm_kernel", lambda: _norm(576, FP32, residual=True)),
+    "silu_mul bf16 14336": Configuration("silu_mul_kernel", lambda: _gate(14336, BF16)),
+    "silu_mul fp32 1536": Configuration("silu_mul_kernel", lambda: _gate(1536, FP32)),
+    **RECURRENT,
 }

@@ -27,6 +27,10 @@ SAMPLE = (
     ("attention decode bf16 on fp8 d128 32/8", "sm_80"),
     ("store_kv_fp8 bf16 d128 8", "gfx942"),
     ("add_rms_norm bf16 576", "sm_100"),
+    ("causal_conv decode bf16 8192", "sm_90"),
+    ("gated delta net decode bf16 d128 16/32", "sm_90"),
+    ("gated delta net scan bf16 d128 16/32", "sm_100"),
+    ("kimi delta scan bf16 d128 32/32", "gfx942"),
 )
 
 
@@ -73,6 +77,14 @@ def test_every_configuration_has_a_budget_on_every_target() -> None:
         "store_kv_fp8_kernel",
         "rms_norm_kernel",
         "silu_mul_kernel",
+        "causal_conv_kernel",
+        "causal_conv_states_kernel",
+        "l2_norm_kernel",
+        "gated_rms_norm_kernel",
+        "delta_gates_kernel",
+        "recurrent_delta_rule_kernel",
+        "prepare_chunks_kernel",
+        "scan_chunks_kernel",
     }
 
 

@@ -29,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 NAN = float("nan")
-WRAP = 2**31
 DECODE = [(length - 1, 1) for length in (1, 15, 16, 17, 32, 33, 150)]
 RAGGED = [(0, 1), (16, 4), (33, 17), (0, 4), (0, 33), (16, 1), (131, 9), (33, 0)]
 KERNEL, TWIN = latent_attention.latent_attention, naive.latent_attention
@@ -148,7 +147,7 @@ def each(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
 
 def _for_gpu(choose: Callable[..., object]) -> Callable[..., object]:
     def choose_for_gpu(_device: torch.device, *arguments: object) -> object:
-        with assume_architecture(Architecture("nvidia", generation=9, multiprocessors=132)):
+        with assume_architecture(Architecture("nvidia", generation=9)):
             return choose(torch.device("meta"), *arguments)
 
     return choose_for_gpu
@@ -199,7 +198,7 @@ def test_absorbed_attention_is_expanded_attention(each: Callable[..., Tensor]) -
     at = 0
     for (history, rows), dense in zip(batch.sequences, batch.dense, strict=True):
         for position in range(history, history + rows):
-            latent, positional = dense[: position + 1, :32].double(), dense[: position + 1, 32:].double()
+            latent, positional = dense[: position + 1].double().tensor_split([32], dim=1)
             keys = torch.einsum("nc,hdc->hnd", latent, up_key.double())
             values = torch.einsum("nc,hvc->hnv", latent, up_value.double())
             scores = (keys @ plain[at].double()[..., None])[..., 0]
@@ -298,12 +297,11 @@ def test_second_call_equals_first(each: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("sequences", [[], [(0, 0), (5, 0)]])
 def test_no_rows_give_no_rows(each: Callable[..., Tensor], sequences: list[tuple[int, int]]) -> None:
     """A step without sequences, or whose sequences have no rows, reads nothing."""
-    none = torch.zeros(len(sequences), dtype=torch.int32)
     output = each(
         torch.zeros(0, 3, 24),
         torch.full((2, 4, 24), NAN),
         torch.full((len(sequences), 2), NO_BLOCK, dtype=torch.int32),
-        none,
+        torch.zeros(len(sequences), dtype=torch.int32),
         torch.zeros(len(sequences) + 1, dtype=torch.int32),
         rank=16,
         scale=1.0,
@@ -337,7 +335,7 @@ def _far(batch: Batch, expanse: Tensor, strides: tuple[int, int], blocks: list[i
 @pytest.fixture(scope="module")
 def expanse() -> Tensor:
     """A tensor of 2^31 elements and some, of which only touched pages take memory."""
-    return torch.empty_strided((WRAP + 2**20,), (1,), dtype=BF16)  # `empty` would be filled here
+    return torch.empty_strided((2**31 + 2**20,), (1,), dtype=BF16)  # `empty` would be filled here
 
 
 @pytest.mark.parametrize("layout", ["blocks", "tokens", "rows", "heads"])
@@ -345,14 +343,13 @@ def test_offsets_past_32_bits(each: Callable[..., Tensor], expanse: Tensor, layo
     """Pages and queries on both sides of 2^31 elements give what small ones give."""
     batch = make_batch([(29, 3)], Shape(3, 32, 0), dtype=BF16, guards=0)
     if layout == "blocks":
-        large = _far(batch, expanse, (1024, 32), [WRAP // 1024 + 3, WRAP // 1024 - 1])
+        large = _far(batch, expanse, (1024, 32), [2**21 + 3, 2**21 - 1])
     elif layout == "tokens":
         batch = make_batch([(5, 1)], Shape(3, 32, 0, 3), dtype=BF16, guards=0)
-        large = _far(batch, expanse, (64, WRAP // 2), [5, 2])
+        large = _far(batch, expanse, (64, 2**30), [5, 2])
     else:
-        strides = (WRAP // 2, 32, 1) if layout == "rows" else (32, WRAP // 2, 1)
-        query = expanse.as_strided((3, 3, 32), strides).copy_(batch.query)
-        large = dataclasses.replace(batch, query=query)
+        strides = (2**30, 32, 1) if layout == "rows" else (32, 2**30, 1)
+        large = dataclasses.replace(batch, query=expanse.as_strided((3, 3, 32), strides).copy_(batch.query))
     assert torch.equal(large.attend(each), batch.attend(each))
 
 

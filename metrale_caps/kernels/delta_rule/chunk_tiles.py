@@ -12,15 +12,17 @@ from metrale_caps.kernels.architecture import architecture_of
 from metrale_caps.kernels.tiles import next_power_of_two
 
 if TYPE_CHECKING:
+    from metrale_caps.kernels.architecture import Architecture
     from metrale_caps.kernels.delta_rule.arguments import DeltaShape
 
 SUBCHUNK = 16
 """Rows between which decays of channels are computed one pair at a time; a matrix product needs at least as many."""
 _CHUNK = 64
 _SHORT_CHUNK = 16
+_AMPERE = 8
 _HOPPER = 9
 _WIDEST = 128
-_WIDEST_OF_32_BITS = 64
+_WIDE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +54,20 @@ def chunk_tile(device: torch.device, dtype: torch.dtype, shape: DeltaShape) -> C
     values = max(SUBCHUNK, next_power_of_two(shape.value_dim))
     if architecture_of(device).is_cpu:
         return ChunkTile(_CHUNK, wide, 1, 1, values, 1, 1)
-    if wide > (_WIDEST_OF_32_BITS if dtype == torch.float32 else _WIDEST):
+    if wide > (_WIDE if dtype == torch.float32 else _WIDEST):
         return None
     if dtype == torch.float32:  # operands are taken apart into several of lower precision: that needs registers
         return ChunkTile(_SHORT_CHUNK, min(wide, 32), 4, 1, min(values, 16), 8, 1)
-    by_warps = architecture_of(device).generation != _HOPPER  # operands and accumulators lie in a warp's registers
-    return ChunkTile(
-        chunk=_CHUNK,
-        prepare_channels=min(wide, 32 if shape.per_channel else 64),
-        prepare_warps=8 if shape.per_channel or by_warps else 4,
-        prepare_stages=2,
-        scan_values=min(values, 32),
-        scan_warps=8 if by_warps else 4,
-        scan_stages=2,
-    )
+    return _tile_of_16_bits(architecture_of(device), wide, values, per_channel=shape.per_channel)
+
+
+def _tile_of_16_bits(architecture: Architecture, wide: int, values: int, *, per_channel: bool) -> ChunkTile:
+    """Return the largest tiles that an architecture's registers hold with no spill, on Triton 3.6 and 3.9 alike."""
+    if architecture.vendor == "amd":
+        return ChunkTile(_CHUNK, min(wide, 32), 8, 1, min(values, 16), 4, 1)
+    if architecture.generation <= _AMPERE:
+        return ChunkTile(_CHUNK, min(wide, 16 if per_channel else 64), 8, 2, min(values, 32), 8, 2)
+    channels = min(wide, 32 if per_channel else 64)
+    if architecture.generation == _HOPPER:  # a warpgroup multiplies out of shared memory
+        return ChunkTile(_CHUNK, channels, 8 if per_channel else 4, 2, min(values, 32), 4, 2)
+    return ChunkTile(_CHUNK, channels, 8, 2, min(values, 16), 4 if wide <= _WIDE else 8, 2)
