@@ -13,6 +13,7 @@ from metrale_caps.cli.targets import find_targets, foreign_code, names_class
 from metrale_caps.cli.terminal import print_json, progress_bar
 from metrale_caps.errors import CheckpointError, ConfigurationError, UnknownPluginError
 from metrale_caps.queries import QUERIES
+from metrale_caps.routing.decision import index_ranges
 from metrale_caps.routing.limits import UNAVAILABLE
 from metrale_caps.routing.plan import RoutePlan
 
@@ -129,6 +130,6 @@ def _layers(plan: RoutePlan) -> list[str]:
         groups.setdefault((layer.layer_type, answers), []).append(index)
     lines: list[str] = []
     for (layer_type, answers), indices in groups.items():
-        where = f"layer {indices[0]}" if len(indices) == 1 else f"{len(indices)} layers from {indices[0]} on"
+        where = f"layer {indices[0]}" if len(indices) == 1 else f"{len(indices)} layers ({index_ranges(indices)})"
         lines += [f"{where}: {layer_type}", *(f"  {answer}" for answer in answers)]
     return lines

@@ -87,13 +87,13 @@ def latent_attention_kernel(
     row = (first_lane + lane) // HEADS
     head = (first_lane + lane) % HEADS
     live = row < row_count
+    own = history + row
     q_place = query + (start + row).to(tl.int64) * stride_query_row + head.to(tl.int64) * stride_query_head
     q = _load_columns(q_place, live, 0, RANK, RANK_BLOCK)
     q_rotary = _load_columns(q_place + RANK, live, 0, ROTARY, ROTARY_BLOCK)
 
     end = tl.minimum(length, history + (first_lane + LANES - 1) // HEADS + 1)
-    _, begin, end = key_range(history + first_lane // HEADS, end, 0, split, KEYS, SPLITS, False)
-    last = tl.minimum(history + row, end - 1)
+    _, begin, end = key_range(history, end, 0, split, KEYS, SPLITS, False)
     peak = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.full((LANES,), 0.0, tl.float32)
     mixed = tl.full((LANES, RANK_BLOCK), 0.0, tl.float32)
@@ -123,7 +123,8 @@ def latent_attention_kernel(
         if ROTARY > 0:
             rotary = _load_columns(place + RANK, exists, 0, ROTARY, ROTARY_BLOCK)
             scores = tl.dot(q_rotary, tl.trans(rotary), scores, input_precision=PRECISION)
-        scores = tl.where(key[None, :] <= last[:, None], scores * scale_log2, float("-inf"))
+        # keys that do not exist come after every row's own
+        scores = tl.where(key[None, :] <= own[:, None], scores * scale_log2, float("-inf"))
         weights, decay, peak, total = softmax_step(scores, peak, total)
         mixed = tl.dot(weights.to(latent.dtype), latent, mixed * decay[:, None], input_precision=PRECISION)
 

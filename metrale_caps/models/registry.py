@@ -24,6 +24,7 @@ BUILDERS: Mapping[str, Callable[..., Decoder]] = MappingProxyType(
         "kimi_linear": build_kimi_linear,
         "llama": build_dense,
         "qwen3": build_dense,
+        "qwen3_5": build_qwen_hybrid,  # a checkpoint with images, of which the text part is read
         "qwen3_5_text": build_qwen_hybrid,
         "qwen3_next": build_qwen_hybrid,
     }
@@ -79,6 +80,11 @@ def build_decoder(
     check_architecture(config)
     if getattr(model, "lm_head", None) is None:
         raise ConfigurationError(f"{type(model).__qualname__} has no language-model head; give the causal model")
+    if getattr(config, "text_config", None) is not None:
+        raise ConfigurationError(
+            f"{type(model).__qualname__} takes more than text; give its checkpoint folder, of which the text part is "
+            "read, or the causal model of the text part"
+        )
     limit = int(config.max_position_embeddings)
     build = BUILDERS[config.model_type]
     tokens = min(context_tokens or limit, limit)

@@ -87,5 +87,5 @@ def unsupported(config: Any, detail: str) -> UnsupportedArchitectureError:
     return UnsupportedArchitectureError(config.model_type, SUPPORTED, detail)
 
 
-SUPPORTED = ("kimi_linear", "llama", "qwen3", "qwen3_5_text", "qwen3_next")
+SUPPORTED = ("kimi_linear", "llama", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_next")
 """Every `model_type` that can be built."""

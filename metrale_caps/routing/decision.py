@@ -161,11 +161,12 @@ def grouped(reasons: tuple[Reason, ...]) -> list[str]:
         if len(indices) == 1:
             phrases.append(f"layer {indices[0]} {what}")
         else:
-            phrases.append(f"{len(indices)} layers ({_ranges(indices)}) {what}")
+            phrases.append(f"{len(indices)} layers ({index_ranges(indices)}) {what}")
     return phrases
 
 
-def _ranges(indices: list[int]) -> str:
+def index_ranges(indices: list[int]) -> str:
+    """Return ascending indices in words, neighbours as a range: `0-2, 4`."""
     spans: list[list[int]] = []
     for index in indices:
         if spans and index == spans[-1][1] + 1:

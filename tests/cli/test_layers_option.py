@@ -71,7 +71,7 @@ def test_explain_shows_the_layers_where_they_stand(checkpoint: Path, capsys: pyt
     text = capsys.readouterr().out
     assert "layer 1: " in text
     assert "Halving" in text
-    assert "2 layers from 0 on: metrale_caps.layers.attention.GroupedQueryAttentionLayer" in text
+    assert "2 layers (0, 2): metrale_caps.layers.attention.GroupedQueryAttentionLayer" in text
 
 
 @pytest.mark.parametrize(
