@@ -177,6 +177,7 @@ def _answer(
                 "finish_reason": reason,
                 **figures,
                 "counters": engine.counters.as_json(),
+                "memory": engine.memory.as_json(),
                 "routes": [use.as_json() for use in routes],
                 "plan": plan,
             }
@@ -200,6 +201,7 @@ def _summary(engine: Engine, figures: dict[str, Any], routes: tuple[RouteUse, ..
         "",
         f"{tokens} tokens: ready in {figures['load_seconds']} s, first token after {figures['first_token_seconds']} s"
         + speed,
+        str(engine.memory),
         "",
         "routes taken",
         *(f"  {use.taken} ({use.steps} step{'s' if use.steps != 1 else ''})" for use in routes),

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
@@ -23,6 +25,21 @@ class MemoryUse:
     split_prefill_bytes: int
     split_prefill_tokens: int
 
+    @override
+    def __str__(self) -> str:
+        parts = [f"{_mebibytes(self.page_bytes)} of pages"]
+        if self.recurrent_state_bytes:
+            parts.append(f"{_mebibytes(self.recurrent_state_bytes)} of recurrent state")
+        if self.split_prefill_bytes:
+            parts.append(
+                f"{_mebibytes(self.split_prefill_bytes)} for split prompts of up to {self.split_prefill_tokens} tokens"
+            )
+        return f"memory beside the weights: {', '.join(parts)}"
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures as plain data."""
         return asdict(self)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

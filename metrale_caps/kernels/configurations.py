@@ -13,6 +13,8 @@ from metrale_caps.kernels.activation import silu_mul
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.attention import paged_attention
 from metrale_caps.kernels.configuration import BF16, FP8, FP32, SEQUENCES, Configuration, empty
+from metrale_caps.kernels.latent_attention import latent_attention
+from metrale_caps.kernels.latent_store import latent_store
 from metrale_caps.kernels.launch import record_launches
 from metrale_caps.kernels.recurrent_configurations import RECURRENT
 from metrale_caps.kernels.rms_norm import add_rms_norm, rms_norm
@@ -139,6 +141,47 @@ _decode = functools.partial(_attention, rows=1)
 _prefill = functools.partial(_attention, rows=512)
 
 
+def _latents(
+    heads: int, *, rank: int = 512, shared: int = 64, rows: int = 1, splits: int = 1, dtype: torch.dtype = BF16
+) -> None:
+    latent_attention(
+        empty(rows * SEQUENCES, heads, rank + shared, dtype=dtype),
+        empty(_POOL_BLOCKS, _BLOCK_SIZE, rank + shared, dtype=dtype),
+        empty(SEQUENCES, _POSITIONS // _BLOCK_SIZE, dtype=torch.int32),
+        empty(SEQUENCES, dtype=torch.int32),
+        empty(SEQUENCES + 1, dtype=torch.int32),
+        rank=rank,
+        scale=0.1,
+        max_rows=rows,
+        max_length=_POSITIONS,
+        splits=splits,
+    )
+
+
+def _store_latents(rank: int, shared: int, dtype: torch.dtype) -> None:
+    packed = empty(SEQUENCES, 1536 + rank + shared, dtype=dtype)
+    pages = empty(_POOL_BLOCKS, _BLOCK_SIZE, rank + shared, dtype=dtype)
+    slots = empty(SEQUENCES, dtype=torch.int64)
+    latent_store(packed[:, 1536:], empty(rank, dtype=dtype), 1e-6, slots, pages, rank=rank)
+
+
+def _latent_configurations() -> dict[str, Configuration]:
+    attends = functools.partial(Configuration, "latent_attention_kernel", multiplies=True)
+    small = functools.partial(_latents, 4, rank=32, shared=8, rows=512, dtype=FP32)
+    sixteen = functools.partial(_latents, 16, rows=512, dtype=torch.float16)
+    return {
+        "latent attention decode bf16 r512+64 128": attends(lambda: _latents(128)),
+        "latent attention decode bf16 r512+64 16": attends(lambda: _latents(16)),
+        "latent attention split bf16 r512+64 128": attends(lambda: _latents(128, splits=8)),
+        "latent attention prefill bf16 r512+64 128": attends(lambda: _latents(128, rows=512), many_rows=True),
+        "latent attention prefill fp16 r512+64 16": attends(sixteen, many_rows=True),
+        "latent attention decode fp32 r512+64 16": attends(lambda: _latents(16, dtype=FP32)),
+        "latent attention prefill fp32 r32+8 4": attends(small),
+        "latent_store bf16 r512+64": Configuration("latent_store_kernel", lambda: _store_latents(512, 64, BF16)),
+        "latent_store fp32 r32+8": Configuration("latent_store_kernel", lambda: _store_latents(32, 8, FP32)),
+    }
+
+
 def _attends(call: Callable[[], object], *, many_rows: bool = False) -> Configuration:
     return Configuration("paged_attention_kernel", call, multiplies=True, many_rows=many_rows)
 
@@ -185,6 +228,7 @@ def _fp8_attention_configurations() -> dict[str, Configuration]:
 CONFIGURATIONS: Mapping[str, Configuration] = {
     **_attention_configurations(),
     **_fp8_attention_configurations(),
+    **_latent_configurations(),
     "rope bf16 d128 32/8": Configuration("rope_write_kv_kernel", lambda: _rope((32, 8), 128)),
     "rope with head norms bf16 d128 32/8": Configuration(
         "rope_write_kv_kernel", lambda: _rope((32, 8), 128, head_norms=True)

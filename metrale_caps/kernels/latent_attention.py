@@ -280,7 +280,7 @@ def latent_tile(device: torch.device, dtype: torch.dtype, rank: int, rows: int, 
         return LatentTile(lanes, 16 if whole > 256 else 32, whole, 8 if lanes * whole > 8192 else 4, 2)
     lanes = min(lanes, _most_lanes(architecture, rows))
     # heads that fill tiles leave registers for two programs on a multiprocessor, if keys are few
-    is_full = lanes == 32 and rows == 1 and heads % 32 == 0
+    is_full = architecture.generation < _BLACKWELL and rows == 1 and heads % 32 == 0
     warps = 8 if lanes * whole > 8192 or whole > 256 else 4
     # a warpgroup reads operands through descriptors, and beside its sums there are too few registers for all of them
     return LatentTile(lanes, 16 if is_full and whole > 256 else 32, whole, warps, 2, hoists=lanes < 64)

@@ -27,6 +27,7 @@ SAMPLE = (
     ("attention decode bf16 on fp8 d128 32/8", "sm_80"),
     ("store_kv_fp8 bf16 d128 8", "gfx942"),
     ("add_rms_norm bf16 576", "sm_100"),
+    ("latent attention decode bf16 r512+64 128", "sm_90"),
     ("causal_conv decode bf16 8192", "sm_90"),
     ("gated delta net decode bf16 d128 16/32", "sm_90"),
     ("gated delta net scan bf16 d128 16/32", "sm_100"),
@@ -73,6 +74,8 @@ def test_every_configuration_has_a_budget_on_every_target() -> None:
     assert {configuration.kernel for configuration in CONFIGURATIONS.values()} == {
         "paged_attention_kernel",
         "combine_kernel",
+        "latent_attention_kernel",
+        "latent_store_kernel",
         "rope_write_kv_kernel",
         "store_kv_fp8_kernel",
         "rms_norm_kernel",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.errors import LaunchError
-from metrale_caps.kernels import combine, latent_attention, tiles
+from metrale_caps.kernels import latent_attention
 from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.host import host_integers
@@ -21,7 +21,7 @@ from metrale_caps.kernels.naive import latent as naive
 from tests.kernels.batches import NO_BLOCK, Exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -145,25 +145,7 @@ def each(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
     return request.param
 
 
-def _for_gpu(choose: Callable[..., object]) -> Callable[..., object]:
-    def choose_for_gpu(_device: torch.device, *arguments: object) -> object:
-        with assume_architecture(Architecture("nvidia", generation=9)):
-            return choose(torch.device("meta"), *arguments)
-
-    return choose_for_gpu
-
-
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def latent_tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run kernels with the tiles that a CPU or an H100 gets."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "gpu":
-            patch.setattr(latent_attention, "latent_tile", _for_gpu(latent_attention.latent_tile))
-            patch.setattr(combine, "whole_row_tile", _for_gpu(tiles.whole_row_tile))
-        yield
-
-
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -228,7 +210,7 @@ def test_any_rows_of_any_sequences(sequences: list[tuple[int, int]], heads: int,
     exact.check(batch.attend(TWIN, more_rows=more_rows), weights_rounded=False)
 
 
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("splits", [1, 2, 3, 8, None])
 def test_splits_change_nothing(splits: int | None) -> None:
     """Keys split over programs, some of which see none, combine to the exact attention for one row or more."""
@@ -237,7 +219,7 @@ def test_splits_change_nothing(splits: int | None) -> None:
         batch.exact().check(batch.attend(KERNEL, splits=splits), weights_rounded=True)
 
 
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_padding_row_is_zero_and_leaves_the_others_alone(each: Callable[..., Tensor], splits: int, rows: int) -> None:
@@ -256,7 +238,7 @@ def test_padding_row_is_zero_and_leaves_the_others_alone(each: Callable[..., Ten
     assert torch.equal(output[3 * rows :], torch.zeros_like(output[3 * rows :]))
 
 
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("splits", [1, 2])
 def test_row_without_a_visible_latent_is_zero(each: Callable[..., Tensor], splits: int) -> None:
     """Of a step with more rows than tokens the first rows lie before the sequence, and see nothing."""

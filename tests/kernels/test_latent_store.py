@@ -12,16 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrale_caps.errors import LaunchError, MemoryFaultError, RaceError
-from metrale_caps.kernels import latent_store as launcher
-from metrale_caps.kernels import tiles
-from metrale_caps.kernels.architecture import Architecture, assume_architecture
 from metrale_caps.kernels.graphs import capture
 from metrale_caps.kernels.latent_store import latent_store
 from metrale_caps.kernels.naive import latent as naive
 from tests.kernels.batches import check_same_roundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -100,21 +97,7 @@ def each(request: pytest.FixtureRequest) -> Callable[..., None]:
     return request.param
 
 
-@pytest.fixture(scope="module", params=["cpu", "gpu"])
-def latent_tile_sizes(request: pytest.FixtureRequest) -> Generator[None]:
-    """Run the kernel with the tiles that a CPU or an H100 gets."""
-
-    def choose_for_gpu(_device: torch.device, rows: int, width: int) -> tiles.RowTile:
-        with assume_architecture(Architecture("nvidia", generation=9, multiprocessors=132)):
-            return tiles.whole_row_tile(torch.device("meta"), rows, width)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "gpu":
-            patch.setattr(launcher, "whole_row_tile", choose_for_gpu)
-        yield
-
-
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize(
     "shape",
     [
@@ -199,7 +182,7 @@ def test_slot_past_the_pool_is_a_fault() -> None:
     assert caught.value.argument == "pages"
 
 
-@pytest.mark.usefixtures("latent_tile_sizes")
+@pytest.mark.usefixtures("tile_sizes")
 def test_two_rows_of_one_slot_are_a_race() -> None:
     """Rows that would write different latents to one cell are found, within a program and between programs."""
     step = make_step(Shape(16, 8), 3)

@@ -55,7 +55,8 @@ class Misshapen:
 
     def split_prefill_buffers(self, rows: int, /) -> tuple[RowBuffer, ...]:
         """Need to know how many rows there will be."""
-        return () if rows else ()
+        del rows
+        return ()
 
     def prefill_phase1(self, hidden: Any, context: PrefillContext, buffers: Any, /) -> None:
         """Be the only phase that can be called."""
