@@ -243,7 +243,9 @@ def test_architecture_without_layers_is_refused() -> None:
     model: Any = GPT2LMHeadModel(
         GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=32, bos_token_id=1, eos_token_id=2)
     )
-    with pytest.raises(UnsupportedArchitectureError, match="'gpt2' has no layers here; supported are: llama, qwen3"):
+    with pytest.raises(
+        UnsupportedArchitectureError, match="'gpt2' has no layers here; supported are: kimi_linear, llama"
+    ):
         _make_engine(model)
 
 

@@ -117,7 +117,9 @@ def test_each_forward_protocol_is_assigned_to(path: Path) -> None:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     assigned = [ast.unparse(node.annotation) for node in body if isinstance(node, ast.AnnAssign)]
     protocols = [
-        name for name, value in vars(layer).items() if is_protocol(value) and value.__module__ == layer.__name__
+        name
+        for name, value in vars(layer).items()
+        if is_protocol(value) and value.__module__.startswith(f"{layer.__name__}.")
     ]
     assert sorted(assigned) == sorted(protocols)
 
