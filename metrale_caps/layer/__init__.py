@@ -31,8 +31,6 @@ from __future__ import annotations
 from metrale_caps.layer.caches import KvCalibration as KvCalibration
 from metrale_caps.layer.caches import PagedKv as PagedKv
 from metrale_caps.layer.caches import PagedKvSpec as PagedKvSpec
-from metrale_caps.layer.caches import RowBuffer as RowBuffer
-from metrale_caps.layer.caches import SplitPrefillBuffers as SplitPrefillBuffers
 from metrale_caps.layer.caches import SsmLayerState as SsmLayerState
 from metrale_caps.layer.caches import SsmStateSpec as SsmStateSpec
 from metrale_caps.layer.contexts import DecodeContext as DecodeContext
@@ -55,6 +53,8 @@ from metrale_caps.layer.protocols import SplitPrefillLayer as SplitPrefillLayer
 from metrale_caps.layer.protocols import SsmPoolLayer as SsmPoolLayer
 from metrale_caps.layer.protocols import VerifyLayer as VerifyLayer
 from metrale_caps.layer.protocols import forward_method as forward_method
+from metrale_caps.layer.row_buffers import RowBuffer as RowBuffer
+from metrale_caps.layer.row_buffers import SplitPrefillBuffers as SplitPrefillBuffers
 
 __all__ = [
     "FORWARD_STUBS",

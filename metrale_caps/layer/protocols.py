@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from metrale_caps.layer.caches import KvCalibration, PagedKvSpec, RowBuffer, SplitPrefillBuffers, SsmStateSpec
+    from metrale_caps.layer.caches import KvCalibration, PagedKvSpec, SsmStateSpec
     from metrale_caps.layer.contexts import DecodeContext, PrefillContext, VerifyContext
+    from metrale_caps.layer.row_buffers import RowBuffer, SplitPrefillBuffers
 
 
 @runtime_checkable

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from metrale_caps.errors import ConfigurationError
 from metrale_caps.layer import PagedKv, PagedKvSpec
+from metrale_caps.layers.block import AttentionBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from metrale_caps.kernels.operations import Operations
     from metrale_caps.kernels.rotary import RotaryTable
-    from metrale_caps.layer import DecodeContext, ForwardContext, KvCalibration, PrefillContext, VerifyContext
-    from metrale_caps.layers.feed_forward import FeedForward
+    from metrale_caps.layer import ForwardContext, KvCalibration
+    from metrale_caps.layers.block import BlockParts
     from metrale_caps.layers.projection import Projection
 
 
@@ -62,7 +63,7 @@ class AttentionShape:
     is_gated: bool = False
 
 
-class GroupedQueryAttentionLayer:
+class GroupedQueryAttentionLayer(AttentionBlock):
     """Pre-norm decoder block: attention, then feed-forward, each added to the residual stream.
 
     Every step is the same computation over rows that carry their positions, so one method serves decode, verify and
@@ -71,25 +72,12 @@ class GroupedQueryAttentionLayer:
     """
 
     def __init__(
-        self,
-        *,
-        attention: AttentionWeights,
-        feed_forward: FeedForward,
-        shape: AttentionShape,
-        rotary: RotaryTable,
-        input_norm: Tensor,
-        post_attention_norm: Tensor,
-        norm_eps: float,
-        operations: Operations,
+        self, *, attention: AttentionWeights, shape: AttentionShape, rotary: RotaryTable, block: BlockParts
     ) -> None:
+        super().__init__(block)
         self._attention = attention
-        self._feed_forward = feed_forward
         self._shape = shape
         self._rotary = rotary
-        self._input_norm = input_norm
-        self._post_attention_norm = post_attention_norm
-        self._norm_eps = norm_eps
-        self._operations = operations
         self._calibration: KvCalibration | None = None
         self._uses_fp8 = False
 
@@ -113,41 +101,16 @@ class GroupedQueryAttentionLayer:
         if calibration is not None:
             self.fp8_calibration_frozen: Callable[[], bool] = lambda: calibration.frozen
 
-    def decode(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        """Advance one sequence by one token; see `DecodeLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_multi_seq(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        """Advance N sequences by one token each; see `MultiSeqDecodeLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_verify(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
-        """Compute K rows of one sequence; see `VerifyLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_verify_multi(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
-        """Compute ragged rows of several sequences; see `MultiSeqVerifyLayer`."""
-        return self._forward(hidden, context)
-
-    def prefill(self, hidden: Tensor, context: PrefillContext, /) -> Tensor:
-        """Compute one chunk of a prompt; see `PrefillLayer`."""
-        return self._forward(hidden, context)
-
-    def _forward(self, residual: Tensor, context: ForwardContext) -> Tensor:
-        operations = self._operations
-        normalised = operations.rms_norm(residual, self._input_norm, self._norm_eps)
-        mixed = self._attend(normalised, context)
-        normalised = operations.add_rms_norm(mixed, residual, self._post_attention_norm, self._norm_eps)
-        return residual.add_(self._feed_forward(normalised, operations))
-
-    def _attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
+    @override
+    def attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
+        """Return attention's part of the residual stream, over pages to which these rows are written first."""
         shape, weights, kv = self._shape, self._attention, context.paged_kv()
         query_key_value, gate = self._projected(rows)
         if kv.key_scale is None:
             query = self._rotate(query_key_value, context.positions, context.cache_slots, kv)
         else:
             query = self._rotate_to_fp8(query_key_value, context, kv)
-        attended = self._operations.paged_attention(
+        attended = self.operations.paged_attention(
             query,
             kv.keys,
             kv.values,
@@ -176,7 +139,7 @@ class GroupedQueryAttentionLayer:
 
     def _rotate(self, query_key_value: Tensor, positions: Tensor, cache_slots: Tensor, kv: PagedKv) -> Tensor:
         """Rotate queries and keys, write keys and values to pages of the same type, and return the queries."""
-        return self._operations.rope_write_kv(
+        return self.operations.rope_write_kv(
             query_key_value,
             self._rotary,
             positions,
@@ -187,7 +150,7 @@ class GroupedQueryAttentionLayer:
             key_value_heads=self._shape.key_value_heads,
             query_norm=self._attention.query_norm,
             key_norm=self._attention.key_norm,
-            eps=self._norm_eps,
+            eps=self.norm_eps,
         )
 
     def _rotate_to_fp8(self, query_key_value: Tensor, context: ForwardContext, kv: PagedKv) -> Tensor:
@@ -199,5 +162,5 @@ class GroupedQueryAttentionLayer:
         keys, values = scratch[:, :, 0]
         if self._calibration is not None:
             self._calibration.observe(keys, values, context.cache_slots)
-        self._operations.store_kv_fp8(keys, values, context.cache_slots, kv.keys, kv.values, *kv.scales())
+        self.operations.store_kv_fp8(keys, values, context.cache_slots, kv.keys, kv.values, *kv.scales())
         return query

@@ -15,12 +15,12 @@ import torch
 from typing_extensions import Protocol, override
 
 from metrale_caps.layer import RowBuffer, SsmStateSpec
+from metrale_caps.layers.block import PreNormBlock
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from metrale_caps.kernels.gated_rms_norm import GateActivation
-    from metrale_caps.kernels.operations import Operations
     from metrale_caps.layer import (
         DecodeContext,
         ForwardContext,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         SsmLayerState,
         VerifyContext,
     )
-    from metrale_caps.layers.feed_forward import FeedForward
+    from metrale_caps.layers.block import BlockParts
     from metrale_caps.layers.projection import Projection
 
 
@@ -171,30 +171,16 @@ class StepState(NamedTuple):
     dummy_slot: int | None
 
 
-class DeltaNetBlock(ABC):
+class DeltaNetBlock(PreNormBlock, ABC):
     """Pre-norm decoder block: delta rule, then feed-forward, each added to the residual stream.
 
     Prefill takes chunks of rows, decode and verify the recurrence. Where the state lies is for subclasses to say.
     """
 
-    def __init__(
-        self,
-        *,
-        mixer: DeltaNetWeights,
-        feed_forward: FeedForward,
-        shape: DeltaNetShape,
-        input_norm: Tensor,
-        post_attention_norm: Tensor,
-        norm_eps: float,
-        operations: Operations,
-    ) -> None:
+    def __init__(self, *, mixer: DeltaNetWeights, shape: DeltaNetShape, block: BlockParts) -> None:
+        super().__init__(block)
         self._mixer = mixer
-        self._feed_forward = feed_forward
         self._shape = shape
-        self._input_norm = input_norm
-        self._post_attention_norm = post_attention_norm
-        self._norm_eps = norm_eps
-        self._operations = operations
 
     @abstractmethod
     def _state(self, context: ForwardContext) -> StepState:
@@ -213,7 +199,7 @@ class DeltaNetBlock(ABC):
         state = self._state(context)
         kept, recurrent = state.memory.intermediates() if keeps_rows else (None, None)
         rule, gate = self._rule_inputs(residual, context, state, kept)
-        mixed = self._operations.recurrent_delta_rule(
+        mixed = self.operations.recurrent_delta_rule(
             *rule,
             state.memory.recurrent,
             state.slots,
@@ -232,7 +218,7 @@ class DeltaNetBlock(ABC):
 
     def _chunked_rule(self, rule: _RuleInputs, context: ForwardContext) -> Tensor:
         state = self._state(context)
-        return self._operations.chunked_delta_rule(
+        return self.operations.chunked_delta_rule(
             *rule,
             state.memory.recurrent,
             state.slots,
@@ -250,8 +236,8 @@ class DeltaNetBlock(ABC):
         self, residual: Tensor, context: ForwardContext, state: StepState, intermediates: Tensor | None
     ) -> tuple[_RuleInputs, Tensor]:
         """Norm, project, convolve and gate rows; the convolution's state is advanced. Return the output's gate too."""
-        operations, mixer, shape = self._operations, self._mixer, self._shape
-        inputs = mixer.inputs(operations.rms_norm(residual, self._input_norm, self._norm_eps), shape)
+        operations, mixer, shape = self.operations, self._mixer, self._shape
+        inputs = mixer.inputs(self.normalised(residual), shape)
         mixed = operations.causal_conv(
             inputs.mixed,
             mixer.convolution,
@@ -277,11 +263,11 @@ class DeltaNetBlock(ABC):
 
     def _finish(self, residual: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
         """Norm, gate and project the rule's output, add it, and add the feed-forward's; in place."""
-        operations, mixer = self._operations, self._mixer
-        gated = operations.gated_rms_norm(mixed, gate, mixer.output_norm, self._norm_eps, activation=mixer.output_gate)
-        added = mixer.output(gated.flatten(1))
-        normalised = operations.add_rms_norm(added, residual, self._post_attention_norm, self._norm_eps)
-        return residual.add_(self._feed_forward(normalised, operations))
+        mixer = self._mixer
+        gated = self.operations.gated_rms_norm(
+            mixed, gate, mixer.output_norm, self.norm_eps, activation=mixer.output_gate
+        )
+        return self.add_mixed(residual, mixer.output(gated.flatten(1)))
 
 
 class DeltaNetLayer(DeltaNetBlock):

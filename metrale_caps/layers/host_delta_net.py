@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from metrale_caps.kernels.operations import Operations
     from metrale_caps.layer import DecodeContext, ForwardContext, PrefillContext
+    from metrale_caps.layers.block import BlockParts
     from metrale_caps.layers.delta_net import DeltaNetShape, DeltaNetWeights
-    from metrale_caps.layers.feed_forward import FeedForward
 
 _NAMES = ("convolution", "recurrent")
 
@@ -84,39 +83,18 @@ class HostStateDeltaNetLayer(DeltaNetBlock):
     """
 
     def __init__(
-        self,
-        *,
-        mixer: DeltaNetWeights,
-        feed_forward: FeedForward,
-        shape: DeltaNetShape,
-        input_norm: Tensor,
-        post_attention_norm: Tensor,
-        norm_eps: float,
-        operations: Operations,
-        keeps_device_copy: bool = True,
+        self, *, mixer: DeltaNetWeights, shape: DeltaNetShape, block: BlockParts, keeps_device_copy: bool = True
     ) -> None:
         """Build it.
 
         Args:
             mixer: weights of the mixer.
-            feed_forward: the feed-forward half.
             shape: sizes of the mixer.
-            input_norm: `[hidden_size]`.
-            post_attention_norm: `[hidden_size]`.
-            norm_eps: epsilon of the norms.
-            operations: kernels or their twins.
+            block: the block but for its mixer.
             keeps_device_copy: leave the state on the device between steps; otherwise it is brought to the host after
                 each.
         """
-        super().__init__(
-            mixer=mixer,
-            feed_forward=feed_forward,
-            shape=shape,
-            input_norm=input_norm,
-            post_attention_norm=post_attention_norm,
-            norm_eps=norm_eps,
-            operations=operations,
-        )
+        super().__init__(mixer=mixer, shape=shape, block=block)
         self._keeps_device_copy = keeps_device_copy
 
     def uses_ssm_pool(self) -> bool:

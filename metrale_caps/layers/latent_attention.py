@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from typing_extensions import override
 
 from metrale_caps.layer import PagedKvSpec
+from metrale_caps.layers.block import AttentionBlock
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from metrale_caps.kernels.operations import Operations
-    from metrale_caps.layer import DecodeContext, ForwardContext, PrefillContext, VerifyContext
-    from metrale_caps.layers.feed_forward import FeedForward
+    from metrale_caps.layer import ForwardContext
+    from metrale_caps.layers.block import BlockParts
     from metrale_caps.layers.projection import Projection
 
 
@@ -67,74 +68,35 @@ class LatentAttentionWeights:
     output: Projection
 
 
-class LatentAttentionLayer:
+class LatentAttentionLayer(AttentionBlock):
     """Pre-norm decoder block: latent attention, then feed-forward, each added to the residual stream.
 
     It keeps nothing but pages, reads the cached latents in every step, and lets each row see all before it, so the
     documented default is its answer to every query.
     """
 
-    def __init__(
-        self,
-        *,
-        attention: LatentAttentionWeights,
-        feed_forward: FeedForward,
-        shape: LatentAttentionShape,
-        input_norm: Tensor,
-        post_attention_norm: Tensor,
-        norm_eps: float,
-        operations: Operations,
-    ) -> None:
+    def __init__(self, *, attention: LatentAttentionWeights, shape: LatentAttentionShape, block: BlockParts) -> None:
+        super().__init__(block)
         self._attention = attention
-        self._feed_forward = feed_forward
         self._shape = shape
-        self._input_norm = input_norm
-        self._post_attention_norm = post_attention_norm
-        self._norm_eps = norm_eps
-        self._operations = operations
 
     def kv_cache_spec(self) -> PagedKvSpec:
         """Return the pages this layer needs: a latent and the shared key for each token, and no values."""
         return PagedKvSpec(1, self._shape.rank + self._shape.shared_dim, 0)
 
-    def decode(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        """Advance one sequence by one token; see `DecodeLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_multi_seq(self, hidden: Tensor, context: DecodeContext, /) -> Tensor:
-        """Advance N sequences by one token each; see `MultiSeqDecodeLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_verify(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
-        """Compute K rows of one sequence; see `VerifyLayer`."""
-        return self._forward(hidden, context)
-
-    def decode_verify_multi(self, hidden: Tensor, context: VerifyContext, /) -> Tensor:
-        """Compute ragged rows of several sequences; see `MultiSeqVerifyLayer`."""
-        return self._forward(hidden, context)
-
-    def prefill(self, hidden: Tensor, context: PrefillContext, /) -> Tensor:
-        """Compute one chunk of a prompt; see `PrefillLayer`."""
-        return self._forward(hidden, context)
-
-    def _forward(self, residual: Tensor, context: ForwardContext) -> Tensor:
-        operations = self._operations
-        normalised = operations.rms_norm(residual, self._input_norm, self._norm_eps)
-        mixed = self._attend(normalised, context)
-        normalised = operations.add_rms_norm(mixed, residual, self._post_attention_norm, self._norm_eps)
-        return residual.add_(self._feed_forward(normalised, operations))
-
-    def _attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
+    @override
+    def attend(self, rows: Tensor, context: ForwardContext) -> Tensor:
+        """Return attention's part of the residual stream, over pages to which these rows are written first."""
         shape, weights = self._shape, self._attention
         pages = context.paged_kv().keys[:, :, 0]
         width = shape.nope_dim + shape.shared_dim
         query, latent = torch.split(
             weights.query_latent(rows), [shape.heads * width, shape.rank + shape.shared_dim], dim=-1
         )
-        self._operations.latent_store(
+        self.operations.latent_store(
             latent, weights.latent_norm, shape.latent_eps, context.cache_slots, pages, rank=shape.rank
         )
-        attended = self._operations.latent_attention(
+        attended = self.operations.latent_attention(
             self._absorbed(query.view(query.shape[0], shape.heads, width)),
             pages,
             context.block_tables,

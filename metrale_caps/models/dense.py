@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from metrale_caps.layers.attention import AttentionShape, AttentionWeights, GroupedQueryAttentionLayer
-from metrale_caps.models.feed_forward import feed_forward
-from metrale_caps.models.stack import build_stack, rotary_table, unsupported
-from metrale_caps.models.weights import optional_norm, packed, projection, weight_of
+from metrale_caps.models.stack import block_parts, build_stack, rotary_table, unsupported
+from metrale_caps.models.weights import optional_norm, packed, projection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +78,6 @@ def _layer(
     )
     return GroupedQueryAttentionLayer(
         attention=weights,
-        feed_forward=feed_forward(block.mlp, consume=consume),
         shape=AttentionShape(
             query_heads=config.num_attention_heads,
             key_value_heads=config.num_key_value_heads,
@@ -87,8 +85,5 @@ def _layer(
             scale=float(attention.scaling),
         ),
         rotary=rotary,
-        input_norm=weight_of(block.input_layernorm, "a norm"),
-        post_attention_norm=weight_of(block.post_attention_layernorm, "a norm"),
-        norm_eps=config.rms_norm_eps,
-        operations=operations,
+        block=block_parts(block, config, operations, consume=consume),
     )

@@ -13,8 +13,7 @@ from metrale_caps.layers.delta_net import (
     KimiDeltaProjection,
 )
 from metrale_caps.layers.latent_attention import LatentAttentionLayer, LatentAttentionShape, LatentAttentionWeights
-from metrale_caps.models.feed_forward import feed_forward
-from metrale_caps.models.stack import build_stack, unsupported
+from metrale_caps.models.stack import block_parts, build_stack, unsupported
 from metrale_caps.models.weights import convolution_taps, packed, projection, weight_of
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ def _delta_layer(
     )
     return kind(
         mixer=weights,
-        feed_forward=feed_forward(block.mlp, consume=consume),
         shape=DeltaNetShape(
             key_heads=heads,
             heads=heads,
@@ -94,10 +92,7 @@ def _delta_layer(
             value_dim=width,
             convolution_width=mixer.conv_kernel_size,
         ),
-        input_norm=weight_of(block.input_layernorm, "a norm"),
-        post_attention_norm=weight_of(block.post_attention_layernorm, "a norm"),
-        norm_eps=config.rms_norm_eps,
-        operations=operations,
+        block=block_parts(block, config, operations, consume=consume),
     )
 
 
@@ -114,7 +109,6 @@ def _latent_layer(block: Any, config: Any, operations: Operations, *, consume: b
     )
     return LatentAttentionLayer(
         attention=weights,
-        feed_forward=feed_forward(block.mlp, consume=consume),
         shape=LatentAttentionShape(
             heads=heads,
             rank=rank,
@@ -124,8 +118,5 @@ def _latent_layer(block: Any, config: Any, operations: Operations, *, consume: b
             scale=float(attention.scaling),
             latent_eps=float(attention.kv_a_layernorm.variance_epsilon),
         ),
-        input_norm=weight_of(block.input_layernorm, "a norm"),
-        post_attention_norm=weight_of(block.post_attention_layernorm, "a norm"),
-        norm_eps=config.rms_norm_eps,
-        operations=operations,
+        block=block_parts(block, config, operations, consume=consume),
     )

@@ -10,8 +10,7 @@ import torch
 from metrale_caps.layers.attention import AttentionShape, AttentionWeights, GroupedQueryAttentionLayer
 from metrale_caps.layers.delta_net import DeltaNetLayer, DeltaNetShape, DeltaNetWeights, GatedDeltaNetProjection
 from metrale_caps.models.dense import check_attention
-from metrale_caps.models.feed_forward import feed_forward
-from metrale_caps.models.stack import build_stack, rotary_table
+from metrale_caps.models.stack import block_parts, build_stack, rotary_table
 from metrale_caps.models.weights import centred_norm, convolution_taps, packed, projection, weight_of
 
 if TYPE_CHECKING:
@@ -75,12 +74,8 @@ def _delta_layer(block: Any, config: Any, operations: Operations, *, consume: bo
     )
     return DeltaNetLayer(
         mixer=weights,
-        feed_forward=feed_forward(block.mlp, consume=consume),
         shape=shape,
-        input_norm=centred_norm(block.input_layernorm),
-        post_attention_norm=centred_norm(block.post_attention_layernorm),
-        norm_eps=config.rms_norm_eps,
-        operations=operations,
+        block=block_parts(block, config, operations, consume=consume, norm=centred_norm),
     )
 
 
@@ -124,7 +119,6 @@ def _attention_layer(
     )
     return GroupedQueryAttentionLayer(
         attention=weights,
-        feed_forward=feed_forward(block.mlp, consume=consume),
         shape=AttentionShape(
             query_heads=config.num_attention_heads,
             key_value_heads=config.num_key_value_heads,
@@ -133,8 +127,5 @@ def _attention_layer(
             is_gated=True,
         ),
         rotary=rotary,
-        input_norm=centred_norm(block.input_layernorm),
-        post_attention_norm=centred_norm(block.post_attention_layernorm),
-        norm_eps=config.rms_norm_eps,
-        operations=operations,
+        block=block_parts(block, config, operations, consume=consume, norm=centred_norm),
     )

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from metrale_caps.errors import UnsupportedArchitectureError
 from metrale_caps.kernels.rotary import RotaryTable
+from metrale_caps.layers.block import BlockParts
 from metrale_caps.models.decoder import Decoder
+from metrale_caps.models.feed_forward import feed_forward
 from metrale_caps.models.replacements import build_replacements
 from metrale_caps.models.weights import projection, weight_of
 
@@ -63,6 +65,25 @@ def build_stack(
 
 def _plain_norm(module: Any) -> Tensor:
     return weight_of(module, "a norm")
+
+
+def block_parts(
+    block: Any,
+    config: Any,
+    operations: Operations,
+    *,
+    consume: bool,
+    norm: Callable[[Any], Tensor] | None = None,
+) -> BlockParts:
+    """Return a block but for its mixer; `norm` reads the weights of its norms, if they are not as they stand."""
+    read = norm or _plain_norm
+    return BlockParts(
+        input_norm=read(block.input_layernorm),
+        post_attention_norm=read(block.post_attention_layernorm),
+        norm_eps=config.rms_norm_eps,
+        feed_forward=feed_forward(block.mlp, consume=consume),
+        operations=operations,
+    )
 
 
 def rotary_table(model: Any, context_tokens: int) -> RotaryTable:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from triton.runtime import driver
-from triton.runtime.jit import KernelInterface
 
 from metrale_caps.kernels import delta_rule
-from tests.kernels.executor.foreign_kernels import Driver, divert, launched, relative_error
+from tests.kernels.executor.foreign_kernels import divert_launches, launched, relative_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,26 +73,8 @@ def differences(peer: Callable[..., Any], rule: Callable[..., Tensor], given: di
     return [relative_error(output[None], expected), relative_error(states.transpose(2, 3), final)]
 
 
-def _capability(_device: object = None) -> tuple[int, int]:
-    return (9, 0)
-
-
-def _name(_device: object = None) -> str:
-    return "NVIDIA H200"
-
-
-def divert_launches() -> None:
-    """Let every launch in this process run on the executor, as on a device that the peer knows."""
-    no_device: Any = Driver()
-    driver.set_active(no_device)
-    setattr(torch.cuda, "get_device_capability", _capability)  # noqa: B010 - it is not ours to retype
-    setattr(torch.cuda, "get_device_name", _name)  # noqa: B010
-    setattr(KernelInterface, "__getitem__", divert)  # noqa: B010
-
-
 def main() -> None:
     """Run every rule and shape in both precisions."""
-    warnings.simplefilter("ignore")
     divert_launches()
     gated, attention = import_module("fla.ops.gated_delta_rule"), import_module("fla.ops.kda")
     chunked, recurrent = delta_rule.chunked_delta_rule, delta_rule.recurrent_delta_rule

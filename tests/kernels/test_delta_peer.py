@@ -3,37 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TOLERANCES = {"torch.float32": 2e-6, "torch.bfloat16": 8e-3}
-"""Relative to the largest magnitude: float32 sums in another order, and a few roundings to bfloat16's 8 bits."""
+from tests.kernels.foreign_scripts import TOLERANCES, run_script
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """What the script measured, in a process of its own."""
-    if importlib.util.find_spec("fla") is None:
-        pytest.skip("flash-linear-attention is not installed")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ended = subprocess.run(  # noqa: S603 - this interpreter, on files of this directory
-        [sys.executable, str(Path(__file__).with_name("peer_delta_rule.py"))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FLA_CACHE_RESULTS": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    return run_script(Path(__file__).with_name("peer_delta_rule.py"))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
