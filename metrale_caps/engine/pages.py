@@ -13,6 +13,8 @@ from metrale_caps.state.fp8_calibration import Fp8Calibration, check_scales
 from metrale_caps.state.paged_kv import allocate_pages
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from metrale_caps.engine.counters import Counters
     from metrale_caps.engine.options import EngineOptions
     from metrale_caps.layer import PagedKv
@@ -41,6 +43,7 @@ def make_pages(
     def frozen() -> None:
         counters.fp8_calibrations_frozen += 1
 
+    _refuse_layers_of_another_engine(decoder, quantised.keys())
     for index, kv in quantised.items():
         layer: Any = decoder.layers[index]
         calibration = None
@@ -58,6 +61,18 @@ def make_pages(
             )
         _bind(index, layer, calibration)
     return pages
+
+
+def _refuse_layers_of_another_engine(decoder: Decoder, quantised: Collection[int]) -> None:
+    """Refuse layers with a calibration that this engine's pages would never finish, so that no graph were captured."""
+    for index, layer in enumerate(decoder.layers):
+        if index not in quantised and forward_method(layer, "use_fp8_kv") is not None:
+            answer = capability_of(layer, "fp8_calibration_frozen")
+            if answer is not None:
+                raise ConfigurationError(
+                    f"layer {index} ({type(layer).__qualname__}) answers {answer} to `fp8_calibration_frozen`, but has "
+                    "no FP8 pages here: it keeps some for another engine; build the model anew"
+                )
 
 
 def _bind(index: int, layer: object, calibration: Fp8Calibration | None) -> None:

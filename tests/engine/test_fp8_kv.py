@@ -253,6 +253,14 @@ def test_layers_serve_one_engine_with_fp8_pages(tiny_llama: Any) -> None:
         Steps(decoder, kv_dtype="fp8")
 
 
+def test_layers_with_fp8_pages_do_not_serve_an_engine_without(tiny_llama: Any) -> None:
+    """Their calibration would never end there, and no step would ever be captured."""
+    decoder = make_decoder(tiny_llama)
+    Engine(decoder, options=EngineOptions(kv_dtype="fp8"))
+    with pytest.raises(ConfigurationError, match=r"layer 0 .* has no FP8 pages here: .* build the model anew"):
+        Engine(decoder)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
