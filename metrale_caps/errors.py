@@ -18,6 +18,7 @@ MetraleError
 ├── ConfigurationError (also ValueError)
 │   ├── UnsupportedArchitectureError
 │   └── CheckpointError
+├── LayerResultError (also TypeError)
 ├── SlotError (also ValueError)
 ├── SnapshotError (also ValueError)
 ├── StalledError
@@ -238,6 +239,22 @@ class UnsupportedArchitectureError(ConfigurationError):
 
 class CheckpointError(ConfigurationError):
     """A checkpoint is missing, damaged, or of a kind that is never loaded (pickles execute code)."""
+
+
+class LayerResultError(MetraleError, TypeError):
+    """A layer's forward method did something else than its protocol says.
+
+    Attributes:
+        layer_index: place of the layer in the stack.
+        layer_type: its class.
+        method: the method.
+    """
+
+    def __init__(self, layer_index: int, layer_type: str, method: str, detail: str) -> None:
+        self.layer_index = layer_index
+        self.layer_type = layer_type
+        self.method = method
+        super().__init__(f"layer {layer_index} ({layer_type}): `{method}` {detail}")
 
 
 class SlotError(MetraleError, ValueError):

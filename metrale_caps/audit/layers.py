@@ -224,6 +224,20 @@ def _contradictions(layer: object, answers: _Answers) -> Iterator[Finding]:
             )
             yield _finding(FindingKind.CONTRADICTION, type(layer), query, message)
 
+    yield from _stateless(layer, answers)
+
+
+def _stateless(layer: object, answers: _Answers) -> Iterator[Finding]:
+    """Yield a finding for a recurrent layer that neither owns a state nor asks for one."""
+    recurrent, pooled = (answers.get(query, (None, None))[0] for query in ("is_ssm_layer", "uses_ssm_pool"))
+    whole = all(_has(layer, name) for name in OBLIGATIONS["is_ssm_layer"].methods)  # or more is missing, and was said
+    if recurrent is True and pooled is True and whole and not _has(layer, "ssm_state_spec"):
+        message = (
+            "is recurrent (`is_ssm_layer`) and keeps its state in the pool (`uses_ssm_pool`), but has no "
+            "`ssm_state_spec`, so that it would be given none; write it, or answer False to `uses_ssm_pool`"
+        )
+        yield _finding(FindingKind.CONTRADICTION, type(layer), "ssm_state_spec", message)
+
 
 def _lacks(obligation: Obligation, lacking: Sequence[str], source: Source) -> str:
     answer, query = obligation.answer, obligation.query

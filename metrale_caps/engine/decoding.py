@@ -200,7 +200,7 @@ class DecodeSteps:
 
     def _capture(self, key: GraphKey, step: DecodeInputs) -> tuple[Reason, ...]:
         """Capture a step and keep its graph; return why it failed, with everything as before."""
-        held = HostState([*self._stack.plan.layers, *(list(own.values()) for own in step.states)])
+        held = HostState(self._named(step))
         try:
             graph = capture(lambda: self._body(step), self._decoder.device)
             _refuse_replaced(held)
@@ -215,6 +215,17 @@ class DecodeSteps:
         self._counters.graph_captures += 1
         self._counters.graph_evictions += self.graphs.evictions - evictions
         return ()
+
+    def _named(self, step: DecodeInputs) -> list[tuple[str, object]]:
+        """Return the layers and the states of a step, as errors call them."""
+        types = [capabilities.layer_type for capabilities in self._stack.plan.capabilities]
+        layers = [(f"layer {index} ({types[index]})", layer) for index, layer in enumerate(self._stack.plan.layers)]
+        states = [
+            (f"the state of layer {index} ({types[index]})", state)
+            for own in step.states
+            for index, state in own.items()
+        ]
+        return [*layers, *states]
 
     def _replay(self, key: GraphKey, captured: _Captured, step: DecodeInputs) -> torch.Tensor:
         with self.graphs.pinned(key):
@@ -295,7 +306,7 @@ def _refuse_replaced(held: HostState) -> None:
     """Refuse a step that puts tensors in the place of others: a replay would not, and read the old ones for ever."""
     replaced = held.replaced_tensor()
     if replaced is not None:
-        what = f"another tensor is put in the place of `{replaced}`; write to it instead, as with `copy_`"
+        what = f"another tensor is put in the place of {replaced}; write to it instead, as with `copy_`"
         raise CaptureError(what, None)
 
 

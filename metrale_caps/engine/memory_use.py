@@ -27,12 +27,12 @@ class MemoryUse:
 
     @override
     def __str__(self) -> str:
-        parts = [f"{_mebibytes(self.page_bytes)} of pages"]
+        parts = [f"{_in_words(self.page_bytes)} of pages"]
         if self.recurrent_state_bytes:
-            parts.append(f"{_mebibytes(self.recurrent_state_bytes)} of recurrent state")
+            parts.append(f"{_in_words(self.recurrent_state_bytes)} of recurrent state")
         if self.split_prefill_bytes:
             parts.append(
-                f"{_mebibytes(self.split_prefill_bytes)} for split prompts of up to {self.split_prefill_tokens} tokens"
+                f"{_in_words(self.split_prefill_bytes)} for split prompts of up to {self.split_prefill_tokens} tokens"
             )
         return f"memory beside the weights: {', '.join(parts)}"
 
@@ -41,5 +41,5 @@ class MemoryUse:
         return asdict(self)
 
 
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+def _in_words(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -34,7 +34,7 @@ class EngineOptions:
         max_slots: sequences that run at once at most.
         block_size: tokens a cache block holds.
         num_blocks: blocks of the cache; None for what the slots can use, within 1 GiB.
-        prefill_chunk: prompt tokens of one step at most.
+        prefill_chunk: prompt tokens that layers see at once; only a split prefill computes more in one step.
         kv_dtype: "auto" for pages of the weights' type, "fp8" for E4M3 in every layer that can.
         fp8_calibration_tokens: tokens from which each layer's FP8 scales are found, counted over all requests; until
             then decode steps run eagerly. 0 for no calibration.
@@ -45,7 +45,8 @@ class EngineOptions:
         max_decode_graphs: captured steps kept at most; each belongs to one sequence's slot, or to one batch of them.
         split_prefill: compute a prompt longer than `prefill_chunk` in phases on the recurrent layers that have them,
             where no sequence decodes meanwhile.
-        split_prefill_tokens: longest prompt that is computed so; None for what 256 MiB of buffers hold.
+        split_prefill_tokens: longest prompt that is computed so; None for what 256 MiB of buffers hold. While a layer's
+            recurrence runs over the whole of it, it needs about as much again.
         seed: of random sampling.
     """
 

@@ -10,7 +10,6 @@ import torch
 from metrale_caps.engine.decoding import DecodeSteps
 from metrale_caps.engine.inputs import prefill_context, prompt_tokens
 from metrale_caps.engine.pages import make_pages
-from metrale_caps.errors import ConfigurationError
 from metrale_caps.routing.decision import EngineReason
 from metrale_caps.routing.decode import DecodeDispatcher
 from metrale_caps.routing.fused import FusedDispatcher
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from metrale_caps.engine.counters import Counters
     from metrale_caps.engine.options import EngineOptions
     from metrale_caps.engine.scheduler import Chunk
-    from metrale_caps.layer import OwnStateLayer, PagedKv, PrefillContext, SsmStateSpec
+    from metrale_caps.layer import OwnStateLayer, PagedKv, PrefillContext
     from metrale_caps.models.decoder import Decoder
     from metrale_caps.routing.decision import DecisionName
     from metrale_caps.routing.stack import LayerStates
@@ -51,9 +50,8 @@ class Runner:
     def __init__(self, decoder: Decoder, *, num_blocks: int, options: EngineOptions, counters: Counters) -> None:
         self.decoder = decoder
         self.pages: tuple[PagedKv | None, ...] = make_pages(decoder, num_blocks, options, counters)
-        self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=_unavailable(options))
+        self.plan: RoutePlan = RoutePlan(decoder.layers, unavailable=_unavailable(options, decoder))
         specs = ssm_specs(decoder.layers, self.plan.own_state_layers)
-        _refuse_without_state(self.plan, specs)
         self.pool: SsmPool = SsmPool(specs, options.max_slots, dtype=decoder.dtype, device=decoder.device)
         self.arena: SplitPrefillArena = _arena(decoder, self.plan, options)
         self._block_size = options.block_size
@@ -97,7 +95,17 @@ class Runner:
             )
         else:
             hidden, route = self._prefill.run(hidden, context, states)
+            route = RouteTaken(route.step, route.route, (*self._unsplit(chunk), *route.reasons))
         return self._logits_of(chunk, hidden), self._unfused_route(route) if unfused else route
+
+    def _unsplit(self, chunk: Chunk) -> tuple[EngineReason, ...]:
+        """Return why a long prompt is not computed in phases."""
+        if not self.arena.tokens or len(chunk.sequence.tokens) <= self._prefill_chunk:
+            return ()
+        if len(chunk.sequence.tokens) > self.arena.tokens:
+            held = f"the buffers of a split prefill hold {self.arena.tokens} tokens, and the prompt has more"
+            return (EngineReason(held),)
+        return (EngineReason("a split prefill would keep other sequences waiting"),)
 
     def _parts(self, chunk: Chunk) -> list[PrefillContext]:
         size, end = self._prefill_chunk, chunk.end
@@ -144,7 +152,6 @@ class Runner:
         All are tried before the first error comes out.
         """
         self.decode_steps.released(slot)
-        self.pool.release(slot)
         errors: list[Exception] = []
         while sequence.layer_states:
             index, state = sequence.layer_states.popitem()
@@ -152,35 +159,36 @@ class Runner:
                 cast("OwnStateLayer", self.plan.layers[index]).release_state(state)
             except Exception as error:  # noqa: BLE001 - a layer's failure must not leak the states after it
                 errors.append(error)
+        try:
+            self.pool.release(slot)
+        except Exception as error:  # noqa: BLE001 - as above
+            errors.append(error)
         if errors:
             raise errors[0]
 
 
-def _unavailable(options: EngineOptions) -> dict[DecisionName, str]:
+def _unavailable(options: EngineOptions, decoder: Decoder) -> dict[DecisionName, str]:
     unavailable = dict(UNAVAILABLE)
     if not options.decode_graphs:
         unavailable["decode_graph"] = "the option decode_graphs is False"
     if not options.split_prefill:
         unavailable["long_prefill"] = "the option split_prefill is False"
+    elif _most_split_tokens(options, decoder) <= options.prefill_chunk:
+        unavailable["long_prefill"] = f"no prompt can be longer than a chunk, {options.prefill_chunk} tokens"
     return unavailable
 
 
+def _most_split_tokens(options: EngineOptions, decoder: Decoder) -> int:
+    return min(options.split_prefill_tokens or decoder.context_tokens, decoder.context_tokens)
+
+
 def _arena(decoder: Decoder, plan: RoutePlan, options: EngineOptions) -> SplitPrefillArena:
-    phased = plan.split_prefill_layers if options.split_prefill else ()
+    most_tokens = _most_split_tokens(options, decoder)
+    can_split = options.split_prefill and most_tokens > options.prefill_chunk
     return SplitPrefillArena(
-        {index: decoder.layers[index] for index in phased},
-        most_tokens=options.split_prefill_tokens or decoder.context_tokens,
+        {index: decoder.layers[index] for index in (plan.split_prefill_layers if can_split else ())},
+        most_tokens=most_tokens,
         most_bytes=None if options.split_prefill_tokens else DEFAULT_BYTES,
         dtype=decoder.dtype,
         device=decoder.device,
     )
-
-
-def _refuse_without_state(plan: RoutePlan, specs: Rows[SsmStateSpec | None]) -> None:
-    for index in plan.split_prefill_layers:
-        if index not in plan.own_state_layers and specs[index] is None:
-            raise ConfigurationError(
-                f"layer {index} ({plan.capabilities[index].layer_type}) says that it is recurrent and keeps its state "
-                "in the pool, but has no `ssm_state_spec`, so that it would be given none; add it, or answer False "
-                "to `uses_ssm_pool`"
-            )

@@ -2,8 +2,9 @@
 """Continuous batching: admits sequences, picks each step's rows and reserves what they need, frees what is done.
 
 A step is a transaction. `next_step` reserves blocks and slots and says what to run; whoever runs it then commits each
-part. What was reserved and not committed stays with its sequence and is used by the next try, so an error between
-reservation and commit loses nothing and moves no cursor.
+part. What was reserved and not committed stays with its sequence, so an error between reservation and commit loses
+nothing and moves no cursor. A recurrent layer may have advanced its state by then: after such an error the step's
+sequences must be finished, or given up and computed again from their tokens, and never run on as they are.
 
 Rows are split by what their sequence is doing: a chunk of a prompt is prefill, also if it is one token long.
 """

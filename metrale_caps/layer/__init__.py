@@ -2,8 +2,8 @@
 """What a layer implements and what it is handed: the forward protocols and the contexts of a step.
 
 A layer is one decoder block: it takes hidden rows `[rows, hidden_size]` and returns hidden rows of the same shape and
-dtype. The rows it is handed are its own for the call: it may overwrite them and return them. Everything else it
-needs comes in a context, which is frozen and made once a step.
+dtype. The rows it is handed are its own for the call: it may overwrite them and return them, but in the first phase of
+a split prefill. Everything else it needs comes in a context, which is frozen and made once a step.
 
 Only `decode` is required. What else a layer has decides how a step runs:
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from typing_extensions import Protocol
+
+from metrale_caps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,18 +88,39 @@ class KvCalibration(Protocol):
         ...
 
 
+def check_sizes(name: str, sizes: object) -> None:
+    """Refuse a shape that is no tuple of whole numbers from 0 on.
+
+    Raises:
+        ConfigurationError: naming it and what came.
+    """
+    if not isinstance(sizes, tuple) or any(
+        type(size) is not int or size < 0 for size in cast("tuple[object, ...]", sizes)
+    ):
+        raise ConfigurationError(f"{name} is {sizes!r}; it must be a tuple of sizes, whole numbers from 0 on")
+
+
 @dataclass(frozen=True, slots=True)
 class SsmStateSpec:
     """The recurrent state a layer asks for, of one sequence.
 
     Attributes:
         convolution: shape of the inputs it keeps for its convolution, such as `[window, channels]`; in the type of the
-            weights.
+            weights; `(0,)` for a layer without one.
         recurrent: shape of the state of its recurrence, such as `[heads, value_dim, key_dim]`; in fp32.
     """
 
     convolution: tuple[int, ...]
     recurrent: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no shape.
+
+        Raises:
+            ConfigurationError: naming it and what came.
+        """
+        check_sizes("convolution", self.convolution)
+        check_sizes("recurrent", self.recurrent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class SplitPrefillLayer(Protocol):
     """A recurrent layer whose prefill runs in phases: per chunk, once over the whole range, per chunk.
 
     A range is the whole of a long prompt. Memory for activations is then bounded by a chunk, while the recurrence runs
-    in one launch, whose inner chunks start at the range's start. See SEED_BEHAVIOUR section 9.
+    in one launch, whose inner chunks start at the range's start. Other layers compute it chunk by chunk.
     """
 
     def prefill_phase1(self, hidden: Tensor, context: PrefillContext, buffers: SplitPrefillBuffers, /) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from metrale_caps.layer.caches import check_sizes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,6 +30,14 @@ class RowBuffer:
     shape: tuple[int, ...]
     float32: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what is no shape.
+
+        Raises:
+            ConfigurationError: naming the buffer and what came.
+        """
+        check_sizes(f"the shape of the row buffer {self.name!r}", self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class SplitPrefillBuffers:
@@ -44,10 +54,19 @@ class SplitPrefillBuffers:
     rows: Mapping[str, Tensor]
 
     def whole(self, name: str) -> Tensor:
-        """Return a buffer over the whole range."""
+        """Return a buffer over the whole range; a layer finds NaN there until it writes.
+
+        Raises:
+            LookupError: the layer did not ask for it.
+        """
+        if name not in self.rows:
+            names = ", ".join(map(repr, self.rows)) or "none"
+            raise LookupError(
+                f"there is no row buffer {name!r}; with `split_prefill_buffers` this layer asked for {names}"
+            )
         return self.rows[name]
 
     def chunk(self, name: str, context: PrefillContext) -> Tensor:
-        """Return the rows of a buffer that belong to one chunk."""
+        """Return the rows of a buffer that belong to one chunk; errors as for `whole`."""
         first = context.chunk_start - self.range_start
-        return self.rows[name][first : first + context.max_rows]
+        return self.whole(name)[first : first + context.max_rows]

@@ -3,7 +3,7 @@
 
 Once a device copy exists it is the state, and the host copy only what it was made from; a snapshot reads the device
 copy, and a restored state has none until the next step. One sequence at a time, never in a graph: what Kimi K3's host
-fallback is in the engine that the queries come from (SEED_BEHAVIOUR section 10).
+fallback is in the engine that the queries come from
 """
 
 from __future__ import annotations
@@ -61,10 +61,8 @@ class HostDeltaState:
 
     def to_host(self) -> None:
         """Bring the host copy up to date and drop the device copy."""
-        if self.device is not None and self.host is not None:
-            for name in _NAMES:
-                getattr(self.host, name).copy_(getattr(self.device, name))
-            self.device = None
+        if self.device is not None:
+            self.host, self.device = _moved(self.device, torch.device("cpu")), None
 
     def release(self) -> None:
         """Drop both copies.

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any
 from metrale_caps.layers.feed_forward import SwiGlu
 from metrale_caps.layers.mixture_of_experts import MixtureOfExperts, SigmoidRouter, SoftmaxRouter
 from metrale_caps.layers.projection import Projection
-from metrale_caps.models.weights import packed, projection
+from metrale_caps.models.weights import packed, projection, require_unhooked
 
 if TYPE_CHECKING:
     from metrale_caps.layers.feed_forward import FeedForward
 
 
 def feed_forward(module: Any, *, consume: bool) -> FeedForward:
-    """Return what a block's `mlp` computes; experts' weights are shared with it, packed projections copied."""
+    """Return what a block's `mlp` computes; experts' weights are shared with it, packed projections copied.
+
+    Raises:
+        ConfigurationError: a module does more than its weights say.
+    """
+    for name in ("", "gate", "experts", "shared_expert", "shared_experts"):
+        part = module if not name else getattr(module, name, None)
+        if part is not None:
+            require_unhooked(part, name or "a feed-forward")
     if not hasattr(module, "experts"):
         return _swiglu(module, consume=consume)
     if hasattr(module, "shared_expert_gate"):

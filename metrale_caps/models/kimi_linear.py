@@ -14,10 +14,10 @@ from metrale_caps.layers.delta_net import (
 )
 from metrale_caps.layers.latent_attention import LatentAttentionLayer, LatentAttentionShape, LatentAttentionWeights
 from metrale_caps.models.stack import block_parts, build_stack, unsupported
-from metrale_caps.models.weights import convolution_taps, packed, projection, weight_of
+from metrale_caps.models.weights import convolution_taps, packed, projection, require_unhooked, weight_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from metrale_caps.kernels.operations import Operations
     from metrale_caps.models.decoder import Decoder
@@ -31,7 +31,7 @@ def build_kimi_linear(
     context_tokens: int,
     consume: bool,
     layers: LayerBuilder | None = None,
-    delta_layer: type[DeltaNetBlock] = DeltaNetLayer,
+    delta_layer: Callable[..., DeltaNetBlock] = DeltaNetLayer,
 ) -> Decoder:
     """Build the decoder of a `KimiLinearForCausalLM`; errors as for `build_dense`.
 
@@ -41,7 +41,7 @@ def build_kimi_linear(
         context_tokens: positions a sequence can have.
         consume: take the model's packed weights out of it.
         layers: makes the layers of some or all blocks.
-        delta_layer: class of the delta attention layers; `HostStateDeltaNetLayer` for layers that own their state.
+        delta_layer: makes the delta attention layers; `HostStateDeltaNetLayer` for layers that own their state.
     """
 
     def make_layers(own: Sequence[int]) -> dict[int, object]:
@@ -65,9 +65,11 @@ def _check(config: Any) -> None:
 
 
 def _delta_layer(
-    kind: type[DeltaNetBlock], block: Any, config: Any, operations: Operations, *, consume: bool
+    kind: Callable[..., DeltaNetBlock], block: Any, config: Any, operations: Operations, *, consume: bool
 ) -> DeltaNetBlock:
     mixer = block.self_attn
+    require_unhooked(mixer, "a mixer")
+    require_unhooked(mixer.forget_gate, "a forget gate")
     heads, width, decay = mixer.num_heads, mixer.head_dim, mixer.forget_gate
     linears = (mixer.q_proj, mixer.k_proj, mixer.v_proj, mixer.b_proj, decay.f_a_proj, mixer.g_a_proj)
     weights = DeltaNetWeights(
@@ -98,6 +100,7 @@ def _delta_layer(
 
 def _latent_layer(block: Any, config: Any, operations: Operations, *, consume: bool) -> LatentAttentionLayer:
     attention = block.self_attn
+    require_unhooked(attention, "an attention")
     heads, rank, nope_dim = attention.num_heads, attention.kv_lora_rank, attention.qk_nope_head_dim
     up = projection(attention.kv_b_proj).weight.view(heads, nope_dim + attention.v_head_dim, rank)
     weights = LatentAttentionWeights(

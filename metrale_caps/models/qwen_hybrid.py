@@ -11,7 +11,7 @@ from metrale_caps.layers.attention import AttentionShape, AttentionWeights, Grou
 from metrale_caps.layers.delta_net import DeltaNetLayer, DeltaNetShape, DeltaNetWeights, GatedDeltaNetProjection
 from metrale_caps.models.dense import check_attention
 from metrale_caps.models.stack import block_parts, build_stack, rotary_table
-from metrale_caps.models.weights import centred_norm, convolution_taps, packed, projection, weight_of
+from metrale_caps.models.weights import centred_norm, convolution_taps, packed, projection, require_unhooked, weight_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,7 @@ def build_qwen_hybrid(
 
 def _delta_layer(block: Any, config: Any, operations: Operations, *, consume: bool) -> DeltaNetLayer:
     mixer = block.linear_attn
+    require_unhooked(mixer, "a mixer")
     shape = DeltaNetShape(
         key_heads=mixer.num_k_heads,
         heads=mixer.num_v_heads,
@@ -104,6 +105,7 @@ def _attention_layer(
     block: Any, config: Any, rotary: RotaryTable, operations: Operations, *, consume: bool
 ) -> GroupedQueryAttentionLayer:
     attention = block.self_attn
+    require_unhooked(attention, "an attention")
     head_dim = int(attention.head_dim)
     # each head's query is followed by its gate; all queries come first here, and all gates last
     query, gate = _columns_of_groups(config.num_attention_heads, [head_dim, head_dim])

@@ -90,6 +90,15 @@ def convolution_taps(module: Any) -> Tensor:
     return weight.detach()[:, 0].t().contiguous()
 
 
+def require_unhooked(module: Any, role: str) -> None:
+    """Refuse a module of `transformers` with hooks.
+
+    Raises:
+        ConfigurationError: it has some.
+    """
+    require_plain(module, role, plain=type(module).__module__.startswith("transformers."))
+
+
 def require_plain(module: Any, role: str, *, plain: bool) -> None:
     """Refuse a module that only looks like what it stands for: an adapter's own term would be lost without a word.
 

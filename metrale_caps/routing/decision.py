@@ -161,8 +161,15 @@ def grouped(reasons: tuple[Reason, ...]) -> list[str]:
         if len(indices) == 1:
             phrases.append(f"layer {indices[0]} {what}")
         else:
-            phrases.append(f"{len(indices)} layers ({index_ranges(indices)}) {what}")
+            phrases.append(f"{len(indices)} layers ({index_ranges(indices)}) {_of_several(what)}")
     return phrases
+
+
+def _of_several(what: str) -> str:
+    """Return what one layer does as several do it."""
+    for of_one, of_several in ((" answers ", " answer "), (" has no ", " have no "), (" runs ", " run ")):
+        what = what.replace(of_one, of_several)
+    return what
 
 
 def index_ranges(indices: list[int]) -> str:

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Runs a whole prompt layer by layer: recurrent layers in three phases, the others with one `prefill`.
+"""Runs a whole prompt layer by layer: recurrent layers in three phases, the others with `prefill` chunk by chunk.
 
-Projections and feed-forwards of a recurrent layer see one chunk at a time, so that their memory is bounded; its
-recurrence runs once over the whole range. See SEED_BEHAVIOUR section 9.
+Everything sees one chunk at a time, so that memory is bounded, but for a recurrent layer's recurrence, which runs once
+over the whole range.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
+import torch
+
+from metrale_caps.errors import LayerResultError
 from metrale_caps.layer import PrefillContext, forward_method
 from metrale_caps.routing.taken import RouteTaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import torch
 
     from metrale_caps.layer import SplitPrefillBuffers, SplitPrefillLayer
     from metrale_caps.routing.prefill import PrefillDispatcher
@@ -71,28 +72,40 @@ class SplitPrefillDispatcher:
         Returns:
             Hidden rows `[rows, hidden_size]`, and the route taken.
         """
-        for index, forward in enumerate(self._prefill.forwards):
-            if index in self._phased:
-                own = buffers(index, prompt.whole.chunk_start, hidden.shape[0])
-                hidden = self._run_phases(index, hidden, prompt, states, own)
-            else:
-                hidden = self._stack.run_layer(index, forward, hidden, prompt.whole, states)
-        return hidden, self._route
-
-    def _run_phases(
-        self, index: int, hidden: torch.Tensor, prompt: PrefillRange, states: LayerStates, buffers: SplitPrefillBuffers
-    ) -> torch.Tensor:
-        layer: Any = self._phased[index]
         first = prompt.whole.chunk_start
         chunks = [
             (slice(chunk.chunk_start - first, chunk.chunk_start - first + chunk.max_rows), chunk)
-            for chunk in (self._stack.context(index, chunk, states) for chunk in prompt.chunks)
+            for chunk in prompt.chunks
         ]
-        for rows, context in chunks:
-            layer.prefill_phase1(hidden[rows], context, buffers)
-        layer.prefill_gdn_full(self._stack.context(index, prompt.whole, states), buffers)
-        for rows, context in chunks:
-            added = layer.prefill_phase3(hidden[rows], context, buffers)
-            if added.data_ptr() != hidden[rows].data_ptr():
-                hidden[rows] = added
-        return hidden
+        for index, forward in enumerate(self._prefill.forwards):
+            if index in self._phased:
+                own = buffers(index, first, hidden.shape[0])
+                self._run_phases(index, hidden, prompt.whole, chunks, states, own)
+                continue
+            for rows, context in chunks:
+                hidden[rows] = self._stack.run_layer(index, forward, hidden[rows], context, states)
+        return hidden, self._route
+
+    def _run_phases(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        whole: PrefillContext,
+        chunks: Sequence[tuple[slice, PrefillContext]],
+        states: LayerStates,
+        buffers: SplitPrefillBuffers,
+    ) -> None:
+        """Run one layer's phases over hidden rows, in place."""
+        stack, layer = self._stack, self._phased[index]
+        own = [(rows, stack.context(index, context, states)) for rows, context in chunks]
+        for rows, context in own:
+            # on a GPU looking at the rows would wait for it
+            before = hidden[rows].clone() if hidden.device.type == "cpu" else None
+            stack.call(index, layer.prefill_phase1, hidden[rows], context, buffers)
+            if before is not None and not torch.equal(before.nan_to_num(), hidden[rows].nan_to_num()):
+                detail = "changed the hidden rows that it was given; the third phase adds to them"
+                raise LayerResultError(index, stack.plan.capabilities[index].layer_type, "prefill_phase1", detail)
+        stack.call(index, layer.prefill_gdn_full, stack.context(index, whole, states), buffers)
+        for rows, context in own:
+            result = stack.call(index, layer.prefill_phase3, hidden[rows], context, buffers)
+            hidden[rows] = stack.checked(index, layer.prefill_phase3, result, hidden[rows])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
+from metrale_caps.errors import LayerResultError
 from metrale_caps.kernels.recording import active_recorder
 from metrale_caps.layer import ForwardContext, forward_method
 from metrale_caps.routing.decision import MissingMethodReason
@@ -35,6 +36,7 @@ def row_by_row(row_of: Callable[[_Context, int], DecodeContext]) -> Callable[[Fo
             rows = [decode(hidden[row : row + 1], row_of(context, row)) for row in range(live)]
             return torch.cat([*rows, hidden[live:]])
 
+        decode_rows.__name__ = "decode"  # as errors call it
         return decode_rows
 
     return make
@@ -69,6 +71,27 @@ class Stack:
             forwards.append(method)
         return tuple(forwards)
 
+    def call(self, index: int, method: Callable[..., Any], *arguments: object) -> Any:
+        """Call a method of a layer; what it raises says whose it was."""
+        try:
+            return method(*arguments)
+        except Exception as error:
+            error.add_note(f"raised by `{_name(method)}` of layer {index} ({self.plan.capabilities[index].layer_type})")
+            raise
+
+    def checked(self, index: int, method: Callable[..., Any], result: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows that a layer returned for hidden rows.
+
+        Raises:
+            LayerResultError: they have another shape or dtype, or are no tensor.
+        """
+        is_tensor = isinstance(result, torch.Tensor)
+        if is_tensor and result.shape == hidden.shape and result.dtype == hidden.dtype:
+            return result
+        got = f"{result.dtype} {list(result.shape)}" if is_tensor else type(result).__qualname__
+        detail = f"returned {got}; it must return rows as it was given them, {hidden.dtype} {list(hidden.shape)}"
+        raise LayerResultError(index, self.plan.capabilities[index].layer_type, _name(method), detail)
+
     def context(self, index: int, context: _Context, states: LayerStates) -> _Context:
         """Return a step as one layer sees it."""
         own = tuple(sequence.get(index) for sequence in states)
@@ -98,10 +121,15 @@ class Stack:
         recorder = active_recorder()
         if recorder is not None:
             recorder.layer = index
-        hidden = without_padding(forward(hidden, self.context(index, context, states)), context)
+        result = self.call(index, forward, hidden, self.context(index, context, states))
+        hidden = without_padding(self.checked(index, forward, result, hidden), context)
         if recorder is not None:
             recorder.layer = None
         return hidden
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return getattr(method, "__name__", type(method).__qualname__)
 
 
 def without_padding(hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:

@@ -21,27 +21,28 @@ _GONE = object()
 class HostState:
     """Attributes, entries and items of everything below some objects, at one moment."""
 
-    def __init__(self, roots: Iterable[object]) -> None:
-        self._kept: list[tuple[Any, tuple[Step, ...], dict[Any, Any]]] = []
-        for root in roots:
+    def __init__(self, roots: Iterable[tuple[str, object]]) -> None:
+        """Look at everything below some objects, each with how errors call it."""
+        self._kept: list[tuple[str, Any, tuple[Step, ...], dict[Any, Any]]] = []
+        for name, root in roots:
             for item, way in objects_below(root):
                 content = _content(item)
                 if content is not None:
-                    self._kept.append((item, way, content))
+                    self._kept.append((name, item, way, content))
 
     def replaced_tensor(self) -> str | None:
-        """Return the way to a tensor that is no longer the one it was, or None."""
-        for item, way, content in self._kept:
+        """Return whose tensor is no longer the one it was, and the way to it, or None."""
+        for name, item, way, content in self._kept:
             current = _content(item) or {}
             for key, value in content.items():
                 if isinstance(value, torch.Tensor) and current.get(key) is not value:
                     kind = "item" if isinstance(item, (MutableMapping, list)) else "attribute"
-                    return in_words((*way, (kind, key)))
+                    return f"`{in_words((*way, (kind, key)))}` of {name}"
         return None
 
     def restore(self) -> None:
         """Put back what has changed."""
-        for item, _, content in self._kept:
+        for _, item, _, content in self._kept:
             current = _content(item) or {}
             if len(current) == len(content) and all(current.get(key, _GONE) is content[key] for key in content):
                 continue

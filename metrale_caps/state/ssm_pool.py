@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-from metrale_caps.errors import SlotError
+from metrale_caps.errors import ConfigurationError, SlotError
 from metrale_caps.layer import SsmLayerState, SsmStateSpec, forward_method
 
 if TYPE_CHECKING:
@@ -41,10 +41,24 @@ class _Part:
 
 
 def ssm_specs(layers: Sequence[object], own_state_layers: Sequence[int]) -> tuple[SsmStateSpec | None, ...]:
-    """Return what each layer asks of the pool, None for a layer that asks for nothing or owns its state."""
+    """Return what each layer asks of the pool, None for a layer that asks for nothing or owns its state.
+
+    Raises:
+        ConfigurationError: a layer asks for something else than a `SsmStateSpec`.
+    """
     own = frozenset(own_state_layers)
-    methods = (None if index in own else forward_method(layer, "ssm_state_spec") for index, layer in enumerate(layers))
-    return tuple(None if method is None else method() for method in methods)
+    return tuple(None if index in own else _spec(index, layer) for index, layer in enumerate(layers))
+
+
+def _spec(index: int, layer: object) -> SsmStateSpec | None:
+    method = forward_method(layer, "ssm_state_spec")
+    spec: object = None if method is None else method()
+    if method is not None and not isinstance(spec, SsmStateSpec):
+        raise ConfigurationError(
+            f"layer {index} ({type(layer).__qualname__}): `ssm_state_spec` returned {type(spec).__qualname__}; it must "
+            "return a `metrale_caps.SsmStateSpec`"
+        )
+    return cast("SsmStateSpec | None", spec)
 
 
 class SsmPool:
@@ -77,6 +91,7 @@ class SsmPool:
         """
         self.max_slots = max_slots
         self._claimed: set[int] = set()
+        self._verified: dict[int, int] = {}  # rows of the verify step since the checkpoint of a slot
         parts, self.bytes_per_slot = _placed(specs, dtype)
         self._memory = _zeros(device, max_slots + 1, self.bytes_per_slot)
         self._checkpoints = _zeros(device, max_slots + 1, self.bytes_per_slot) if verify_rows else None
@@ -112,8 +127,8 @@ class SsmPool:
             raise SlotError(f"slot {slot} cannot be claimed; slots go from 0 to {self.max_slots - 1}")
         if slot in self._claimed:
             raise SlotError(f"slot {slot} is claimed already; release it first")
-        self._memory[slot].zero_()
         self._claimed.add(slot)
+        self._memory[slot].zero_()
 
     def release(self, slot: int) -> None:
         """Take a slot back.
@@ -123,44 +138,46 @@ class SsmPool:
         """
         self._check_claimed(slot)
         self._claimed.remove(slot)
+        self._verified.pop(slot, None)
 
-    def checkpoint(self, slot: int) -> None:
-        """Save a sequence's state before a verify step.
+    def checkpoint(self, slot: int, rows: int) -> None:
+        """Save a sequence's state before a verify step of `rows` rows.
 
         Raises:
-            SlotError: no sequence holds the slot, or the pool has no checkpoints.
+            SlotError: no sequence holds the slot, or the pool has no room for so many rows.
         """
         self._check_claimed(slot)
-        self._checkpoint_memory()[slot].copy_(self._memory[slot])
+        if self._checkpoints is None or not 0 < rows <= self.verify_rows:
+            raise SlotError(
+                f"a verify step of {rows} rows in slot {slot} could not be taken back; the pool holds the states of "
+                f"{self.verify_rows} rows"
+            )
+        self._checkpoints[slot].copy_(self._memory[slot])
+        self._verified[slot] = rows
 
     def accept(self, slot: int, rows: int) -> None:
-        """Bring a sequence's state to what it was after the first rows of a verify step.
+        """Bring a sequence's state to what it was after the first rows of the verify step since its checkpoint.
 
         Args:
             slot: the sequence's slot.
             rows: rows that are kept; with 0 the checkpoint is restored.
 
         Raises:
-            SlotError: no sequence holds the slot, or the pool holds no state of that row.
+            SlotError: no sequence holds the slot, it has no checkpoint, or the step had fewer rows.
         """
         self._check_claimed(slot)
-        if not rows:
-            self._memory[slot].copy_(self._checkpoint_memory()[slot])
-            return
-        if self._rows is None or not 0 < rows <= self.verify_rows:
-            raise SlotError(
-                f"the state after {rows} rows of slot {slot} is not held; the pool holds those of {self.verify_rows}"
-            )
-        self._memory[slot].copy_(self._rows[slot, rows - 1])
+        verified = self._verified.get(slot)
+        if verified is None or self._checkpoints is None or self._rows is None:
+            raise SlotError(f"slot {slot} has no checkpoint; make one before each verify step")
+        if not 0 <= rows <= verified:
+            raise SlotError(f"{rows} rows of slot {slot} cannot be kept; its verify step had {verified}")
+        kept = self._checkpoints[slot] if not rows else self._rows[slot, rows - 1]
+        self._memory[slot].copy_(kept)
+        del self._verified[slot]
 
     def _check_claimed(self, slot: int) -> None:
         if slot not in self._claimed:
             raise SlotError(f"slot {slot} is not claimed; the claimed slots are {sorted(self._claimed)}")
-
-    def _checkpoint_memory(self) -> torch.Tensor:
-        if self._checkpoints is None:
-            raise SlotError("this pool has no checkpoints; make it with `verify_rows`")
-        return self._checkpoints
 
 
 def _placed(specs: Sequence[SsmStateSpec | None], dtype: torch.dtype) -> tuple[list[tuple[_Part, _Part] | None], int]:

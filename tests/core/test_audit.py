@@ -393,7 +393,7 @@ def test_answer_without_the_methods_it_obliges_to_is_a_contradiction(
 
     assert _found(layer(not answer)) == []
     assert _found(layer(not answer, *methods)) == []  # it may answer otherwise in another configuration
-    assert _found(layer(answer, *methods)) == []
+    assert _found(layer(answer, *methods, "ssm_state_spec")) == []
     for missing in methods:
         finding = _only(layer(answer, *(name for name in methods if name != missing)))
         assert (finding.kind, finding.name) == (FindingKind.CONTRADICTION, query)
@@ -435,6 +435,27 @@ def test_methods_that_are_never_called_for_want_of_an_answer_are_a_contradiction
     assert finding.kind is FindingKind.CONTRADICTION
     assert finding.message == f"has {listed}, which nothing calls while it answers {told}"
     assert _found(type("Layer", (Sound,), {name: _says(None) for name in methods[1:]})()) == []
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_recurrent_layer_that_asks_for_no_state_is_a_contradiction(owns: bool) -> None:
+    """It would be given none, unless it says that it owns its state."""
+
+    class Recurrent(Sound):
+        def is_ssm_layer(self) -> bool:
+            return True
+
+        def uses_ssm_pool(self) -> bool:
+            return not owns
+
+        def prefill_phase1(self, *_: Any) -> None: ...
+
+        prefill_gdn_full = prefill_phase3 = alloc_state = release_state = prefill_phase1
+
+    expected = [] if owns else [(FindingKind.CONTRADICTION, "ssm_state_spec")]
+    assert _found(Recurrent()) == expected
+    if not owns:
+        assert "has no `ssm_state_spec`, so that it would be given none; write it, or" in _only(Recurrent()).message
 
 
 def test_composite_is_not_told_to_answer_what_its_parts_answer_otherwise() -> None:

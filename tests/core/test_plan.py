@@ -19,6 +19,7 @@ from metrale_caps import (
     RoutePlan,
     Source,
     SplitPrefillLayer,
+    SsmStateSpec,
 )
 from metrale_caps.routing.decision import CHOICES, DecisionName, EngineReason, LayerReason
 
@@ -42,6 +43,9 @@ class _RunsInPhases:
 
     def prefill_phase3(self, hidden: Any, *_: Any) -> Any:
         return hidden
+
+    def ssm_state_spec(self) -> SsmStateSpec:
+        return SsmStateSpec((3, 16), (16, 16))
 
 
 class _OwnsState:

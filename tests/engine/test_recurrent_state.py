@@ -115,7 +115,7 @@ def _kimi(kernels: Any, own: dict[int, Callable[..., Any]]) -> Decoder:
             operations(kernels),
             context_tokens=256,
             consume=False,
-            delta_layer=kind,  # pyright: ignore[reportArgumentType] - a test's class
+            delta_layer=kind,
         )
         for kind in {DeltaNetLayer, *own.values()}
     }

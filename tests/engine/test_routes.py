@@ -11,7 +11,6 @@ import pytest
 
 from metrale_caps import MultiSeqDecodeLayer, PrefillLayer
 from metrale_caps.engine import Engine, EngineOptions
-from metrale_caps.errors import ConfigurationError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 
@@ -157,25 +156,6 @@ def test_layer_that_inherits_a_forward_stub_runs_row_by_row(tiny_llama: Any) -> 
     decoder, layer = _replace(_decoder(tiny_llama), 0, InheritsStubs)
     assert _tokens(decoder) == _tokens(_decoder(tiny_llama))
     assert set(layer.rows) == {1}
-
-
-def test_recurrent_layer_that_asks_for_no_state_is_refused(tiny_llama: Any) -> None:
-    """It would be given none, and would have to keep one sequence's state where the next one finds it."""
-
-    class AsksForNone(OnlyDecodes):
-        def is_ssm_layer(self) -> bool:
-            return True
-
-        def prefill_phase1(self, *_: Any) -> None: ...
-
-        def prefill_gdn_full(self, *_: Any) -> None: ...
-
-        def prefill_phase3(self, hidden: Tensor, *_: Any) -> Tensor:
-            return hidden
-
-    decoder, _ = _replace(_decoder(tiny_llama), 1, AsksForNone)
-    with pytest.raises(ConfigurationError, match=r"layer 1 .*AsksForNone.* has no `ssm_state_spec`"):
-        Engine(decoder)
 
 
 def test_failing_release_locks_nothing(tiny_llama: Any) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from metrale_caps.engine import Engine, EngineOptions
-from metrale_caps.errors import ConfigurationError
+from metrale_caps.engine import Engine, EngineOptions, MemoryUse
+from metrale_caps.errors import ConfigurationError, LayerResultError
 from metrale_caps.kernels.operations import operations
 from metrale_caps.models.registry import build_decoder
 from tests.engine.steps import TEXT
@@ -57,7 +57,7 @@ class _Recording:
 
 
 def test_phases_run_per_chunk_and_once_over_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layer by layer: recurrent ones in chunks of 8, 8 and 7 with one recurrence, the others with one `prefill`."""
+    """Layer by layer: recurrent ones in chunks of 8, 8 and 7 with one recurrence, the others with `prefill`."""
     decoder = _decoder()
     calls: list[tuple[str, int, int, int]] = []
     for index, layer in enumerate(decoder.layers):
@@ -72,7 +72,7 @@ def test_phases_run_per_chunk_and_once_over_the_whole(monkeypatch: pytest.Monkey
         expected += [("prefill_phase1", index, *chunk) for chunk in chunks]
         expected += [("prefill_gdn_full", index, 0, 23)]
         expected += [("prefill_phase3", index, *chunk) for chunk in chunks]
-    assert calls == [*expected, ("prefill", 3, 0, 23)]
+    assert calls == [*expected, *(("prefill", 3, *chunk) for chunk in chunks)]
 
 
 def test_long_prompt_runs_in_phases_and_says_which_layers_do() -> None:
@@ -103,6 +103,9 @@ def test_prompt_longer_than_the_buffers_goes_chunk_by_chunk() -> None:
     assert engine.memory.split_prefill_tokens == 22
     expected = _generate(engine)
     assert engine.counters.split_prefills == 0
+    assert all(
+        "buffers of a split prefill hold 22 tokens, and the prompt has more" in it for it in _prefill_routes(expected)
+    )
     wide = Engine(_decoder(), options=EngineOptions(prefill_chunk=8, split_prefill_tokens=23))
     assert _generate(wide).token_ids == expected.token_ids
     assert wide.counters.split_prefills == 1
@@ -110,14 +113,46 @@ def test_prompt_longer_than_the_buffers_goes_chunk_by_chunk() -> None:
 
 
 def test_prompt_that_comes_while_others_decode_keeps_nobody_waiting() -> None:
-    """It joins their steps chunk by chunk instead."""
+    """It joins their steps chunk by chunk instead; the first prompt fills a step, so that it decodes by then."""
     engine = Engine(_decoder(), options=EngineOptions(prefill_chunk=8))
-    first, second = engine.generate([TEXT[:3], _LONG], max_new_tokens=6, ignore_eos=True)
+    first, second = engine.generate([TEXT[:8], _LONG], max_new_tokens=6, ignore_eos=True)
     assert engine.counters.split_prefills == 0
     assert engine.counters.fused_steps > 0
     alone = Engine(_decoder(), options=EngineOptions(prefill_chunk=8))
     assert second.token_ids == _generate(alone, tokens=6).token_ids
-    assert first.token_ids == _generate(alone, TEXT[:3], tokens=6).token_ids
+    assert alone.counters.split_prefills == 1
+    assert first.token_ids == _generate(alone, TEXT[:8], tokens=6).token_ids
+
+
+def test_prompt_that_has_begun_is_not_split_any_more() -> None:
+    """Its first chunk shared a step with another prompt; then it goes on chunk by chunk, and says why."""
+    engine = Engine(_decoder(), options=EngineOptions(prefill_chunk=8))
+    first, second = engine.generate([TEXT[:3], _LONG], max_new_tokens=1, ignore_eos=True)
+    assert first.finish_reason == second.finish_reason == "length"
+    assert engine.counters.split_prefills == 0
+    routes = _prefill_routes(second)
+    assert any("a split prefill would keep other sequences waiting" in route for route in routes), routes
+
+
+@pytest.mark.parametrize("options", [{"prefill_chunk": 256}, {"prefill_chunk": 8, "split_prefill_tokens": 8}])
+def test_nothing_is_allocated_where_no_prompt_can_be_split(options: dict[str, Any]) -> None:
+    """And the plan does not announce it."""
+    engine = Engine(_decoder(), options=EngineOptions(**options))
+    assert engine.memory.split_prefill_bytes == engine.memory.split_prefill_tokens == 0
+    decision = engine.plan.decision("long_prefill")
+    assert decision.route == "`prefill` on every layer"
+    assert str(decision.reasons[0]).startswith("no prompt can be longer than a chunk")
+    wide = Engine(_decoder(), options=EngineOptions(prefill_chunk=8, split_prefill_tokens=100_000))
+    assert wide.memory.split_prefill_tokens == 256
+
+
+def test_memory_is_told_in_words() -> None:
+    """Bytes with their unit, tokens as they are."""
+    memory = MemoryUse(
+        page_bytes=3 << 20, recurrent_state_bytes=1536, split_prefill_bytes=5 << 19, split_prefill_tokens=77
+    )
+    parts = ["3.0 MiB of pages", "1.5 KiB of recurrent state", "2.5 MiB for split prompts of up to 77 tokens"]
+    assert str(memory) == f"memory beside the weights: {', '.join(parts)}"
 
 
 def test_stack_without_phases_prefills_chunk_by_chunk_and_allocates_nothing() -> None:
@@ -209,6 +244,93 @@ def test_layer_may_do_all_in_its_first_phase(position: int) -> None:
 
 def test_plan_names_every_layer_that_runs_in_phases() -> None:
     """And the others run `prefill`."""
-    decision = Engine(_decoder("qwen3_next")).plan.decision("long_prefill")
+    engine = Engine(_decoder("qwen3_next"), options=EngineOptions(prefill_chunk=64))
+    decision = engine.plan.decision("long_prefill")
     assert [cast("Any", reason).layer_index for reason in decision.reasons] == [0, 1, 2]
     assert decision.route.startswith("in three phases")
+
+
+def _broken(**methods: Any) -> Engine:
+    """An engine whose second layer has other methods."""
+    decoder = _decoder()
+    inner: Any = decoder.layers[1]
+    for name, make in methods.items():
+        setattr(inner, name, make(getattr(inner, name)))
+    return Engine(decoder, options=EngineOptions(prefill_chunk=8))
+
+
+def _first_row(rows: Any) -> Any:
+    return rows[:1]
+
+
+def _one_row(rows: Any) -> Any:
+    return rows[0]
+
+
+def _one_column(rows: Any) -> Any:
+    return rows[:, :1]
+
+
+def _in_float64(rows: Any) -> Any:
+    return rows.double()
+
+
+def _nothing(_rows: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize("method", ["prefill_phase3", "prefill"])
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (_first_row, r"torch.float32 \[1, 64\]"),
+        (_one_row, r"torch.float32 \[64\]"),
+        (_one_column, r"torch.float32 \[8, 1\]"),
+        (_in_float64, r"torch.float64 \[8, 64\]"),
+        (_nothing, "NoneType"),
+    ],
+)
+def test_rows_of_another_shape_are_refused_with_the_layer(method: str, change: Any, got: str) -> None:
+    """Torch would broadcast most of them without a word."""
+
+    def changed(own: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            return change(own(*arguments))
+
+        call.__name__ = method
+        return call
+
+    engine = _broken(**{method: changed})
+    with pytest.raises(LayerResultError, match=rf"layer 1 .*: `{method}` returned {got}; it must return rows"):
+        _generate(engine, _LONG if method == "prefill_phase3" else TEXT[:8])
+
+
+def test_first_phase_that_changes_its_rows_is_refused() -> None:
+    """The third phase adds to them."""
+
+    def adding(phase: Any) -> Any:
+        def prefill_phase1(hidden: Any, context: Any, buffers: Any) -> None:
+            phase(hidden, context, buffers)
+            hidden.add_(1.0)
+
+        return prefill_phase1
+
+    with pytest.raises(LayerResultError, match=r"layer 1 .*: `prefill_phase1` changed the hidden rows"):
+        _generate(_broken(prefill_phase1=adding))
+
+
+def test_error_in_a_phase_says_whose_it_was() -> None:
+    """As a note: the error itself comes out as it is, and everything is free again."""
+
+    def failing(_phase: Any) -> Any:
+        def prefill_gdn_full(_context: Any, _buffers: Any) -> None:
+            raise ZeroDivisionError("oh")
+
+        return prefill_gdn_full
+
+    engine = _broken(prefill_gdn_full=failing)
+    with pytest.raises(ZeroDivisionError) as caught:
+        _generate(engine)
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised by `prefill_gdn_full` of layer 1 (")
+    assert engine.free_slots == engine.options.max_slots

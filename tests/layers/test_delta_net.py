@@ -71,7 +71,7 @@ def test_kept_rows_leave_the_state_of_plain_steps(name: str, kernels: str, kept:
     for sequence, slot in enumerate(SLOTS):
         _decode(layer, state, sequence, range(HISTORY))
         _decode(layer, plain, sequence, range(HISTORY))
-        pool.checkpoint(slot)
+        pool.checkpoint(slot, counts[sequence])
     rows = torch.cat([ROWS[index, HISTORY : HISTORY + count] for index, count in enumerate(counts)])
     verified = layer.decode_verify_multi(rows.clone(), _context(VerifyContext, counts, state, SLOTS))
     for sequence, (slot, count) in enumerate(zip(SLOTS, kept, strict=True)):

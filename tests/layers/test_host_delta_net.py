@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import pytest
@@ -79,14 +80,20 @@ def test_device_copy_is_the_state_once_it_exists(layer: HostStateDeltaNetLayer) 
 
 def test_state_that_is_brought_back_after_each_step_is_the_same(layer: HostStateDeltaNetLayer) -> None:
     """With or without a copy that stays on the device."""
-    kept, moved = layer.alloc_state(), layer.alloc_state()
+    build = functools.partial(HostStateDeltaNetLayer, keeps_device_copy=False)
+    decoder = build_kimi_linear(
+        shared_tiny("kimi_linear"), operations("naive"), context_tokens=64, consume=False, delta_layer=build
+    )
+    moving = cast("HostStateDeltaNetLayer", decoder.layers[0])
+    kept, moved = layer.alloc_state(), moving.alloc_state()
     expected = _decode(layer, kept, range(6))
-    found: list[torch.Tensor] = []
     for at in range(6):
-        found += _decode(layer, moved, range(at, at + 1))
-        moved.to_host()
+        (found,) = _decode(moving, moved, range(at, at + 1))
+        assert torch.equal(found, expected[at])
         assert moved.device is None
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        assert moved.host is not None
+    assert kept.device is not None
+    assert torch.equal(moved.current.recurrent, kept.current.recurrent)
 
 
 def test_snapshot_restores_what_the_device_copy_held(layer: HostStateDeltaNetLayer) -> None:

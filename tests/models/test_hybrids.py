@@ -92,6 +92,30 @@ def test_convolution_with_a_bias_or_a_hook_is_refused() -> None:
         build_decoder(model, operations("naive"), consume=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("qwen3_next", "layers.0.mlp.gate"),
+        ("qwen3_next", "layers.2.mlp.experts"),
+        ("qwen3_next", "layers.0.linear_attn"),
+        ("qwen3_next", "layers.3.self_attn"),
+        ("kimi_linear", "layers.0.self_attn.forget_gate"),
+        ("kimi_linear", "layers.2.self_attn"),
+        ("kimi_linear", "layers.1.mlp"),
+    ],
+)
+def test_module_with_a_hook_is_refused_wherever_it_stands(name: str, where: str) -> None:
+    """Only its weights are read, so what the hook does would be lost without a word."""
+    model = make_hybrid(name)
+
+    def hook(*_: Any) -> None:
+        """Change nothing, which nobody can know."""
+
+    model.model.get_submodule(where).register_forward_hook(hook)
+    with pytest.raises(ConfigurationError, match="with hooks, which does more than its weight says"):
+        build_decoder(model, operations("naive"), consume=False)
+
+
 def test_every_architecture_that_can_be_built_is_named_in_errors() -> None:
     """The list in messages and the table of builders are one."""
     assert tuple(SUPPORTED) == supported_architectures()

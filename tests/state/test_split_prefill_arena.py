@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrale_caps.layer import RowBuffer
+from metrale_caps.errors import ConfigurationError
+from metrale_caps.layer import RowBuffer, SsmStateSpec
 from metrale_caps.state.split_prefill_arena import SplitPrefillArena
 
 if TYPE_CHECKING:
@@ -79,8 +81,51 @@ def test_bound_of_bytes_bounds_the_tokens() -> None:
     assert 0 < arena.tokens < 100
     assert arena.num_bytes <= 5000
     arena.buffers(2, 0, arena.tokens).whole("gates").zero_()
-    assert _arena(most_bytes=100).tokens == 0
-    assert _arena(most_bytes=100).num_bytes == 0
+    with pytest.raises(ConfigurationError, match="may take 100 bytes, but one row of the largest takes 112"):
+        _arena(most_bytes=100)
+
+
+def test_layer_finds_nothing_there_that_it_has_not_written() -> None:
+    """What was right for one prompt must not pass for another's."""
+    arena = _arena()
+    arena.buffers(2, 0, 9).whole("gates").fill_(1.0)
+    assert arena.buffers(5, 0, 9).whole("mixed").isnan().all()
+    assert arena.buffers(2, 0, 5).whole("gates").isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            None,
+            r"layer 3 \(_Asking\): `split_prefill_buffers` returned NoneType; it must return a tuple",
+        ),
+        (RowBuffer("a", (1,)), r"returned RowBuffer; it must return a tuple"),
+        ((("a", (1,)),), r"returned a tuple with tuple; it must return a tuple of `RowBuffer`"),
+        ((RowBuffer("a", (1,)), RowBuffer("a", (2,))), r"returned two buffers named 'a'; each needs a name of its own"),
+    ],
+)
+def test_what_is_no_row_buffer_is_refused(asked: Any, message: str) -> None:
+    """When the engine is built, naming the layer."""
+    with pytest.raises(ConfigurationError, match=message):
+        SplitPrefillArena(
+            {3: _Asking(asked)}, most_tokens=5, most_bytes=None, dtype=torch.float32, device=torch.device("cpu")
+        )
+
+
+@pytest.mark.parametrize("shape", [7, [3], (-1, 4), (2.0,), (True,)])
+def test_shape_that_is_none_is_refused_where_it_is_written(shape: Any) -> None:
+    """For row buffers and for states alike."""
+    with pytest.raises(ConfigurationError, match=r"the shape of the row buffer 'a' is .*; it must be a tuple of sizes"):
+        RowBuffer("a", shape)
+    with pytest.raises(ConfigurationError, match=r"recurrent is .*; it must be a tuple of sizes"):
+        SsmStateSpec((0,), shape)
+
+
+def test_buffer_that_was_not_asked_for_is_named() -> None:
+    """With those that were."""
+    with pytest.raises(LookupError, match=r"no row buffer 'gate'; .* asked for 'mixed', 'gates'"):
+        _arena().buffers(2, 0, 3).whole("gate")
 
 
 def test_stack_without_phases_takes_no_memory() -> None:

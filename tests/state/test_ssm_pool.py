@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrale_caps.errors import SlotError
+from metrale_caps.errors import ConfigurationError, SlotError
 from metrale_caps.layer import SsmLayerState, SsmStateSpec
 from metrale_caps.state.ssm_pool import SsmPool, ssm_specs
 
@@ -92,26 +92,38 @@ def test_dummy_and_what_lies_outside_is_never_claimed(slot: int) -> None:
         _pool().claim(slot)
 
 
-def test_kept_rows_bring_the_whole_state_to_where_they_left_it() -> None:
+@pytest.mark.parametrize("rows", [0, 1, 2, 3])
+def test_kept_rows_bring_the_whole_state_to_where_they_left_it(rows: int) -> None:
     """After a verify step any number of its rows can be kept; with none the checkpoint comes back, in every layer."""
     pool = _pool(verify_rows=3)
     for slot in (0, 2):
         pool.claim(slot)
         _fill(pool, slot, 1.0)
-        pool.checkpoint(slot)
+        pool.checkpoint(slot, 3)
+        _fill(pool, slot, 5.0)
     for layer in _states(pool):
         for kept in layer.intermediates():
             assert kept.shape[:2] == (5, 3)
             for row in range(3):
                 kept[2, row].fill_(10.0 + row)
-    for rows in (3, 1, 2):
+    pool.accept(2, rows)
+    assert _holds(pool, 2, 9.0 + rows if rows else 1.0)
+    assert _holds(pool, 0, 5.0)
+    with pytest.raises(SlotError, match="slot 2 has no checkpoint"):
         pool.accept(2, rows)
-        assert _holds(pool, 2, 9.0 + rows)
-    pool.accept(2, 0)
-    assert _holds(pool, 2, 1.0)
-    assert _holds(pool, 0, 1.0)
-    with pytest.raises(SlotError, match="the state after 4 rows of slot 2 is not held; the pool holds those of 3"):
-        pool.accept(2, 4)
+
+
+def test_rows_of_an_earlier_step_or_tenant_are_never_kept() -> None:
+    """What lies in the pool of them is out of reach."""
+    pool = _pool(verify_rows=3)
+    pool.claim(2)
+    pool.checkpoint(2, 2)
+    with pytest.raises(SlotError, match="3 rows of slot 2 cannot be kept; its verify step had 2"):
+        pool.accept(2, 3)
+    pool.release(2)
+    pool.claim(2)
+    with pytest.raises(SlotError, match="slot 2 has no checkpoint"):
+        pool.accept(2, 0)
     with pytest.raises(SlotError, match="slot 1 is not claimed"):
         pool.accept(1, 1)
 
@@ -122,10 +134,12 @@ def test_pool_without_room_for_verify_rows_says_so() -> None:
     pool.claim(0)
     with pytest.raises(LookupError, match="no states of single rows"):
         _states(pool)[0].intermediates()
-    with pytest.raises(SlotError, match="no checkpoints; make it with `verify_rows`"):
-        pool.checkpoint(0)
-    with pytest.raises(SlotError, match="is not held"):
-        pool.accept(0, 1)
+    with pytest.raises(SlotError, match="could not be taken back; the pool holds the states of 0 rows"):
+        pool.checkpoint(0, 1)
+    held = _pool(verify_rows=3)
+    held.claim(0)
+    with pytest.raises(SlotError, match="could not be taken back; the pool holds the states of 3 rows"):
+        held.checkpoint(0, 4)
 
 
 def test_layers_that_own_their_state_are_not_asked_for_one() -> None:
@@ -137,6 +151,17 @@ def test_layers_that_own_their_state_are_not_asked_for_one() -> None:
             return spec
 
     assert ssm_specs([Asking(), object(), Asking()], own_state_layers=[2]) == (spec, None, None)
+
+
+def test_state_that_is_none_is_refused_when_it_is_asked_for() -> None:
+    """A tuple has sizes too, and says less."""
+
+    class Asking:
+        def ssm_state_spec(self) -> object:
+            return (3, 40), (4, 24, 16)
+
+    with pytest.raises(ConfigurationError, match=r"layer 1 \(.*Asking\): `ssm_state_spec` returned tuple"):
+        ssm_specs([object(), Asking()], own_state_layers=[])
 
 
 def test_stack_without_recurrent_layers_takes_no_memory() -> None:
