@@ -255,7 +255,7 @@ def use_plugin(session: nox.Session, environment: Path) -> None:
         (["plugins", "--strict"], 0, [f"{project['name']} {project['version']}"]),
         (["explain", "sliding_window"], 0, ["decode_rollback_unsupported = False (declared)"]),
         (["check", "sliding_window"], 0, ["no findings"]),
-        (["explain", "--layers", "sliding_window"], 0, ["layers from 0 on: metrale_sliding_window.layer."]),
+        (["explain", "--layers", "sliding_window"], 0, ["layers (0-29): metrale_sliding_window.layer."]),
         (["run", "--layers", "sliding_windwo"], 2, ["did you mean 'sliding_window'"]),
         (
             ["run", "--layers", "sliding_window", *question],

@@ -92,7 +92,8 @@ class SsmPool:
         self.max_slots = max_slots
         self._claimed: set[int] = set()
         self._verified: dict[int, int] = {}  # rows of the verify step since the checkpoint of a slot
-        parts, self.bytes_per_slot = _placed(specs, dtype)
+        parts, bytes_per_slot = _placed(specs, dtype)
+        self.bytes_per_slot: int = bytes_per_slot
         self._memory = _zeros(device, max_slots + 1, self.bytes_per_slot)
         self._checkpoints = _zeros(device, max_slots + 1, self.bytes_per_slot) if verify_rows else None
         self._rows = _zeros(device, max_slots + 1, verify_rows, self.bytes_per_slot) if verify_rows else None

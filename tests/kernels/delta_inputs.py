@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from metrale_caps.kernels.delta_rule.arguments import DeltaShape
+    from metrale_caps.kernels.delta_arguments import DeltaShape
     from metrale_caps.kernels.delta_rule.chunk_tiles import ChunkTile
 
 NAN = float("nan")

@@ -13,7 +13,7 @@ from metrale_caps.kernels.tiles import next_power_of_two
 
 if TYPE_CHECKING:
     from metrale_caps.kernels.architecture import Architecture
-    from metrale_caps.kernels.delta_rule.arguments import DeltaShape
+    from metrale_caps.kernels.delta_arguments import DeltaShape
 
 SUBCHUNK = 16
 """Rows between which decays of channels are computed one pair at a time; a matrix product needs at least as many."""

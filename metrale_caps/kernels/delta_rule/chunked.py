@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from metrale_caps.kernels.delta_rule.arguments import NOBODY, check_delta_rule
+from metrale_caps.kernels.delta_arguments import NOBODY, check_delta_rule
 from metrale_caps.kernels.delta_rule.chunk_tiles import SUBCHUNK, chunk_tile
 from metrale_caps.kernels.delta_rule.prepare import prepare_chunks
 from metrale_caps.kernels.delta_rule.recurrent import recurrent_delta_rule

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from metrale_caps.kernels.architecture import architecture_of
-from metrale_caps.kernels.checks import FLOATS, expect_contiguous, expect_dtype, expect_inner_contiguous, expect_shape
+from metrale_caps.kernels.delta_arguments import check_gates
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import next_power_of_two
 
@@ -109,26 +109,3 @@ def delta_gates(
         COLUMNS=columns,
     )
     return log_decay, beta
-
-
-def check_gates(
-    decay_input: torch.Tensor, beta_input: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor
-) -> None:
-    """Check the tensors of `delta_gates`.
-
-    Raises:
-        LaunchError: a shape, dtype or stride does not fit; it is named.
-    """
-    expect_shape("beta_input", beta_input, rows=None, heads=None)
-    rows, heads = beta_input.shape
-    channels = {} if decay_input.dim() == beta_input.dim() else {"key_dim": None}
-    expect_shape("decay_input", decay_input, rows=rows, heads=heads, **channels)
-    expect_shape("a_log", a_log, heads=heads)
-    expect_shape("dt_bias", dt_bias, heads=heads, **(channels and {"key_dim": decay_input.shape[2]}))
-    named = {"decay_input": decay_input, "beta_input": beta_input, "a_log": a_log, "dt_bias": dt_bias}
-    for name, tensor in named.items():
-        expect_dtype(name, tensor, *FLOATS)
-        expect_inner_contiguous(name, tensor)
-    expect_contiguous("dt_bias", dt_bias)
-    if rows:
-        expect_contiguous("a row of decay_input", decay_input[0])

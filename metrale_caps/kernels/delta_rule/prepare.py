@@ -18,7 +18,7 @@ from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import dot_precision
 
 if TYPE_CHECKING:
-    from metrale_caps.kernels.delta_rule.arguments import DeltaShape
+    from metrale_caps.kernels.delta_arguments import DeltaShape
     from metrale_caps.kernels.delta_rule.chunk_tiles import ChunkTile
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from metrale_caps.kernels.architecture import architecture_of
-from metrale_caps.kernels.delta_rule.arguments import NOBODY, check_delta_rule, check_intermediates
+from metrale_caps.kernels.delta_arguments import NOBODY, check_delta_rule, check_intermediates
 from metrale_caps.kernels.launch import launch
 from metrale_caps.kernels.tiles import next_power_of_two
 

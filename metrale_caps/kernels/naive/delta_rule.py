@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from metrale_caps.kernels.delta_rule.arguments import NOBODY, check_delta_rule, check_intermediates
-from metrale_caps.kernels.delta_rule.gates import check_gates
+from metrale_caps.kernels.delta_arguments import NOBODY, check_delta_rule, check_gates, check_intermediates
 from metrale_caps.kernels.host import host_integers
 from metrale_caps.kernels.recording import recordable
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What the launchers and twins of the delta rule are given, and its checks."""
+"""What the launchers of the delta rule and their twins are given, and its checks; without Triton, as the twins are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from metrale_caps.errors import LaunchError
-from metrale_caps.kernels.checks import FLOATS, expect_dtype, expect_inner_contiguous, expect_shape
+from metrale_caps.kernels.checks import FLOATS, expect_contiguous, expect_dtype, expect_inner_contiguous, expect_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,3 +105,24 @@ def check_intermediates(intermediates: Tensor | None, states: Tensor, max_rows: 
         raise LaunchError(
             f"a sequence may have {max_rows} rows, but intermediates holds the states of {intermediates.shape[1]}"
         )
+
+
+def check_gates(decay_input: Tensor, beta_input: Tensor, a_log: Tensor, dt_bias: Tensor) -> None:
+    """Check the tensors of `delta_gates`.
+
+    Raises:
+        LaunchError: a shape, dtype or stride does not fit; it is named.
+    """
+    expect_shape("beta_input", beta_input, rows=None, heads=None)
+    rows, heads = beta_input.shape
+    channels = {} if decay_input.dim() == beta_input.dim() else {"key_dim": None}
+    expect_shape("decay_input", decay_input, rows=rows, heads=heads, **channels)
+    expect_shape("a_log", a_log, heads=heads)
+    expect_shape("dt_bias", dt_bias, heads=heads, **(channels and {"key_dim": decay_input.shape[2]}))
+    named = {"decay_input": decay_input, "beta_input": beta_input, "a_log": a_log, "dt_bias": dt_bias}
+    for name, tensor in named.items():
+        expect_dtype(name, tensor, *FLOATS)
+        expect_inner_contiguous(name, tensor)
+    expect_contiguous("dt_bias", dt_bias)
+    if rows:
+        expect_contiguous("a row of decay_input", decay_input[0])
