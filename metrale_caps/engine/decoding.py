@@ -218,13 +218,9 @@ class DecodeSteps:
 
     def _named(self, step: DecodeInputs) -> list[tuple[str, object]]:
         """Return the layers and the states of a step, as errors call them."""
-        types = [capabilities.layer_type for capabilities in self._stack.plan.capabilities]
-        layers = [(f"layer {index} ({types[index]})", layer) for index, layer in enumerate(self._stack.plan.layers)]
-        states = [
-            (f"the state of layer {index} ({types[index]})", state)
-            for own in step.states
-            for index, state in own.items()
-        ]
+        name = self._stack.layer_name
+        layers = [(name(index), layer) for index, layer in enumerate(self._stack.plan.layers)]
+        states = [(f"the state of {name(index)}", state) for own in step.states for index, state in own.items()]
         return [*layers, *states]
 
     def _replay(self, key: GraphKey, captured: _Captured, step: DecodeInputs) -> torch.Tensor:
@@ -266,13 +262,11 @@ class DecodeSteps:
     def _owners(self, step: DecodeInputs) -> list[Owner]:
         """Return who may own a buffer of the step, the most particular first."""
         plan = self._stack.plan
-        types = [capabilities.layer_type for capabilities in plan.capabilities]
+        name = self._stack.layer_name
         stale = "its layer must answer True to `graph_stale_on_new_sequence`, or keep it in one place"
         fixed = "keep it in one place, or drop the graphs with `engine.drop_graphs()` after replacing it"
         states = [
-            Owner(
-                name=f"the state of layer {index} ({types[index]})", root=state, layer=index, state_of=row, advice=stale
-            )
+            Owner(name=f"the state of {name(index)}", root=state, layer=index, state_of=row, advice=stale)
             for row, own in enumerate(step.states)
             for index, state in own.items()
         ]
@@ -292,8 +286,7 @@ class DecodeSteps:
             if ssm is not None
         ]
         layers = [
-            Owner(name=f"layer {index} ({types[index]})", root=layer, layer=index, advice=fixed)
-            for index, layer in enumerate(plan.layers)
+            Owner(name=name(index), root=layer, layer=index, advice=fixed) for index, layer in enumerate(plan.layers)
         ]
         rest = [
             Owner(name="the engine's step inputs", root=step.buffers, advice=fixed, sole=True),

@@ -95,7 +95,8 @@ class Runner:
             )
         else:
             hidden, route = self._prefill.run(hidden, context, states)
-            route = RouteTaken(route.step, route.route, (*self._unsplit(chunk), *route.reasons))
+            reasons = self._unsplit(chunk)
+            route = RouteTaken(route.step, route.route, (*reasons, *route.reasons)) if reasons else route
         return self._logits_of(chunk, hidden), self._unfused_route(route) if unfused else route
 
     def _unsplit(self, chunk: Chunk) -> tuple[EngineReason, ...]:
@@ -103,8 +104,11 @@ class Runner:
         if not self.arena.tokens or len(chunk.sequence.tokens) <= self._prefill_chunk:
             return ()
         if len(chunk.sequence.tokens) > self.arena.tokens:
-            held = f"the buffers of a split prefill hold {self.arena.tokens} tokens, and the prompt has more"
-            return (EngineReason(held),)
+            return (
+                EngineReason(
+                    f"the buffers of a split prefill hold {self.arena.tokens} tokens, and the prompt has more"
+                ),
+            )
         return (EngineReason("a split prefill would keep other sequences waiting"),)
 
     def _parts(self, chunk: Chunk) -> list[PrefillContext]:

@@ -213,11 +213,11 @@ class DeltaNetBlock(PreNormBlock, ABC):
 
     def _chunk(self, residual: Tensor, context: ForwardContext) -> Tensor:
         """Advance each sequence chunk by chunk."""
-        rule, gate = self._rule_inputs(residual, context, self._state(context), None)
-        return self._finish(residual, self._chunked_rule(rule, context), gate)
-
-    def _chunked_rule(self, rule: _RuleInputs, context: ForwardContext) -> Tensor:
         state = self._state(context)
+        rule, gate = self._rule_inputs(residual, context, state, None)
+        return self._finish(residual, self._chunked_rule(rule, context, state), gate)
+
+    def _chunked_rule(self, rule: _RuleInputs, context: ForwardContext, state: StepState) -> Tensor:
         return self.operations.chunked_delta_rule(
             *rule,
             state.memory.recurrent,
@@ -341,7 +341,7 @@ class DeltaNetLayer(DeltaNetBlock):
         query_key, heads = buffers.whole("query_key"), self._shape.key_heads
         value, log_decay, beta = (buffers.whole(name) for name in ("value", "log_decay", "beta"))
         rule = _RuleInputs(query_key[:, :heads], query_key[:, heads:], value, log_decay, beta)
-        buffers.whole("output").copy_(self._chunked_rule(rule, context))
+        buffers.whole("output").copy_(self._chunked_rule(rule, context, self._state(context)))
 
     def prefill_phase3(self, hidden: Tensor, context: PrefillContext, buffers: SplitPrefillBuffers, /) -> Tensor:
         """Norm, gate, project and add one chunk's output; see `SplitPrefillLayer`."""

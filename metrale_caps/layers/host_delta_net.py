@@ -3,7 +3,7 @@
 
 Once a device copy exists it is the state, and the host copy only what it was made from; a snapshot reads the device
 copy, and a restored state has none until the next step. One sequence at a time, never in a graph: what Kimi K3's host
-fallback is in the engine that the queries come from
+fallback is in the engine that the queries come from.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from metrale_caps.layers.attention import AttentionShape, AttentionWeights, GroupedQueryAttentionLayer
-from metrale_caps.models.stack import block_parts, build_stack, rotary_table, unsupported
+from metrale_caps.models.stack import block_parts, build_stack, check_activation, rotary_table, unsupported
 from metrale_caps.models.weights import optional_norm, packed, projection
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def check_attention(config: Any, own: Sequence[int]) -> None:
     Raises:
         UnsupportedArchitectureError: naming it.
     """
-    if config.hidden_act not in {"silu", "swish"}:
-        raise unsupported(config, f"hidden_act is {config.hidden_act!r}, only 'silu' is computed")
+    check_activation(config)
     if getattr(config, "use_sliding_window", False) and config.sliding_window is not None:
         kinds = getattr(config, "layer_types", None)
         if kinds is None or any(kinds[index] not in {"full_attention", "linear_attention"} for index in own):

@@ -13,7 +13,7 @@ from metrale_caps.layers.delta_net import (
     KimiDeltaProjection,
 )
 from metrale_caps.layers.latent_attention import LatentAttentionLayer, LatentAttentionShape, LatentAttentionWeights
-from metrale_caps.models.stack import block_parts, build_stack, unsupported
+from metrale_caps.models.stack import block_parts, build_stack, check_activation, unsupported
 from metrale_caps.models.weights import convolution_taps, packed, projection, require_unhooked, weight_of
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def build_kimi_linear(
 
 
 def _check(config: Any) -> None:
-    if config.hidden_act not in {"silu", "swish"}:
-        raise unsupported(config, f"hidden_act is {config.hidden_act!r}, only 'silu' is computed")
+    check_activation(config)
     if config.q_lora_rank is not None:
         raise unsupported(config, f"q_lora_rank is {config.q_lora_rank}; queries of low rank are not computed")
 

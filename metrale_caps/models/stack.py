@@ -103,6 +103,16 @@ def rotary_table(model: Any, context_tokens: int) -> RotaryTable:
     return RotaryTable.build(frequencies, context_tokens, scaling=float(scaling), device=device)
 
 
+def check_activation(config: Any) -> None:
+    """Refuse an activation that the layers here do not compute.
+
+    Raises:
+        UnsupportedArchitectureError: naming it.
+    """
+    if config.hidden_act not in {"silu", "swish"}:
+        raise unsupported(config, f"hidden_act is {config.hidden_act!r}, only 'silu' is computed")
+
+
 def unsupported(config: Any, detail: str) -> UnsupportedArchitectureError:
     """Return the error for a configuration that asks for something which the layers here do not compute."""
     return UnsupportedArchitectureError(config.model_type, SUPPORTED, detail)

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from metrale_caps.errors import LayerResultError
-from metrale_caps.layer import PrefillContext, forward_method
 from metrale_caps.routing.taken import RouteTaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from metrale_caps.layer import SplitPrefillBuffers, SplitPrefillLayer
+    from metrale_caps.layer import PrefillContext, SplitPrefillBuffers, SplitPrefillLayer
     from metrale_caps.routing.prefill import PrefillDispatcher
     from metrale_caps.routing.stack import LayerStates, Stack
-
-_PHASES = ("prefill_phase1", "prefill_gdn_full", "prefill_phase3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +43,8 @@ class SplitPrefillDispatcher:
         self._stack = stack
         self._prefill = prefill
         layers, phased = stack.plan.layers, stack.plan.split_prefill_layers
+        # the plan has refused a stack in which one of them lacks a phase
         self._phased = {index: cast("SplitPrefillLayer", layers[index]) for index in phased}
-        for index, layer in self._phased.items():
-            missing = [name for name in _PHASES if forward_method(layer, name) is None]
-            if missing:  # the plan has refused such a stack
-                raise LookupError(f"layer {index} has no {', '.join(missing)}")
         decision = stack.plan.decision("long_prefill")
         self._route = RouteTaken("prefill", decision.route, (*decision.reasons, *stack.lacking("prefill")))
 
@@ -104,7 +98,7 @@ class SplitPrefillDispatcher:
             stack.call(index, layer.prefill_phase1, hidden[rows], context, buffers)
             if before is not None and not torch.equal(before.nan_to_num(), hidden[rows].nan_to_num()):
                 detail = "changed the hidden rows that it was given; the third phase adds to them"
-                raise LayerResultError(index, stack.plan.capabilities[index].layer_type, "prefill_phase1", detail)
+                raise LayerResultError(index, stack.layer_type(index), "prefill_phase1", detail)
         stack.call(index, layer.prefill_gdn_full, stack.context(index, whole, states), buffers)
         for rows, context in own:
             result = stack.call(index, layer.prefill_phase3, hidden[rows], context, buffers)

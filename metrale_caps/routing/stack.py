@@ -71,12 +71,20 @@ class Stack:
             forwards.append(method)
         return tuple(forwards)
 
+    def layer_type(self, index: int) -> str:
+        """Return a layer's class as it is shown."""
+        return self.plan.capabilities[index].layer_type
+
+    def layer_name(self, index: int) -> str:
+        """Return how errors call a layer."""
+        return f"layer {index} ({self.layer_type(index)})"
+
     def call(self, index: int, method: Callable[..., Any], *arguments: object) -> Any:
         """Call a method of a layer; what it raises says whose it was."""
         try:
             return method(*arguments)
         except Exception as error:
-            error.add_note(f"raised by `{_name(method)}` of layer {index} ({self.plan.capabilities[index].layer_type})")
+            error.add_note(f"raised by `{_name(method)}` of {self.layer_name(index)}")
             raise
 
     def checked(self, index: int, method: Callable[..., Any], result: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -90,7 +98,7 @@ class Stack:
             return result
         got = f"{result.dtype} {list(result.shape)}" if is_tensor else type(result).__qualname__
         detail = f"returned {got}; it must return rows as it was given them, {hidden.dtype} {list(hidden.shape)}"
-        raise LayerResultError(index, self.plan.capabilities[index].layer_type, _name(method), detail)
+        raise LayerResultError(index, self.layer_type(index), _name(method), detail)
 
     def context(self, index: int, context: _Context, states: LayerStates) -> _Context:
         """Return a step as one layer sees it."""
@@ -100,7 +108,7 @@ class Stack:
     def lacking(self, name: str) -> tuple[MissingMethodReason, ...]:
         """Return the layers without a method of a name."""
         return tuple(
-            MissingMethodReason(index, self.plan.capabilities[index].layer_type, name)
+            MissingMethodReason(index, self.layer_type(index), name)
             for index, layer in enumerate(self.plan.layers)
             if forward_method(layer, name) is None
         )

@@ -33,15 +33,18 @@ def layer() -> HostStateDeltaNetLayer:
     return cast("HostStateDeltaNetLayer", decoder.layers[0])
 
 
+def _int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 def _context(state: HostDeltaState, position: int) -> DecodeContext:
-    integers = {"dtype": torch.int32}
     return DecodeContext(
         positions=torch.tensor([position]),
         cache_slots=torch.tensor([-1]),
-        block_tables=torch.zeros(1, 1, **integers),  # pyright: ignore[reportArgumentType] - a dtype
-        lengths=torch.tensor([position + 1], **integers),  # pyright: ignore[reportArgumentType]
-        row_starts=torch.tensor([0, 1], **integers),  # pyright: ignore[reportArgumentType]
-        sequence_slots=torch.tensor([5], **integers),  # pyright: ignore[reportArgumentType]
+        block_tables=_int32(0)[None],
+        lengths=_int32(position + 1),
+        row_starts=_int32(0, 1),
+        sequence_slots=_int32(5),
         max_rows=1,
         max_length=64,
         states=(state,),
